@@ -1,0 +1,106 @@
+"""The seam between the engine and a device: bytes in, events out.
+
+Two threads meet here. The *compute thread* runs the model: it alone calls ``wait`` and ``mark``.
+The *courier* brings bytes: it calls ``ship``. Each method says which of them may call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..host import PageLockBackend
+
+
+@dataclass(frozen=True)
+class CopyPiece:
+    """One contiguous copy, host to device.
+
+    Both tensors are uint8, 1-d, of one length; ``destination`` is on the device, ``source`` on
+    the CPU. ``locked`` says that every page of the source is page-locked for this device.
+    """
+
+    destination: torch.Tensor
+    source: torch.Tensor
+    locked: bool
+
+    def __post_init__(self) -> None:
+        if self.destination.shape != self.source.shape:
+            # copy_ would broadcast one element over a whole buffer without a word.
+            raise ValueError(
+                f"a piece of shape {tuple(self.source.shape)} cannot fill "
+                f"{tuple(self.destination.shape)}"
+            )
+
+
+class DeviceEvent(Protocol):
+    """A point in a stream. Opaque to all but the backend that made it."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Driver-level figures in bytes; ``used_bytes`` counts everybody on the device."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use by every process together."""
+        return self.total_bytes - self.free_bytes
+
+
+class DeviceBackend(Protocol):
+    """What the engine needs of a device."""
+
+    name: str
+    device: torch.device
+    staging_bytes: int
+    """Page-locked host memory used once something is shipped from unlocked pages."""
+    lock_refusal: str | None
+    """Why nothing can be page-locked on this system, or None."""
+
+    def enter_thread(self) -> None:
+        """Make this device current for the calling thread. Threads: any, once each."""
+
+    def page_locker(self) -> PageLockBackend:
+        """What locks pages for this device. Threads: any."""
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Uninitialised uint8 memory, shape (size_bytes,), aligned to 256 bytes.
+
+        Raises: DeviceMemoryError. Threads: the compute thread.
+        """
+
+    def reserve_staging(self, size_bytes: int) -> None:
+        """Have exactly this much staging (0 gives it back). Threads: compute, courier idle."""
+
+    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
+        """Start the copies once ``after`` has passed; the event passes when all bytes are there.
+
+        Threads: the courier (or compute, when there is no courier).
+        """
+
+    def wait(self, event: DeviceEvent) -> None:
+        """Work issued from here on starts after ``event``. Threads: compute."""
+
+    def mark(self) -> DeviceEvent:
+        """An event that passes when all work issued so far is done. Threads: compute."""
+
+    def settle(self, event: DeviceEvent) -> None:
+        """Block the host until ``event`` has passed. Threads: any."""
+
+    def memory(self) -> DeviceMemory:
+        """Driver-level memory now. Threads: any."""
+
+    def start_activation_peak(self) -> None:
+        """Begin to measure what a run allocates. Threads: compute."""
+
+    def activation_peak_bytes(self) -> int | None:
+        """Most bytes allocated since then beyond what was held then; None if not measurable."""
+
+    def close(self) -> None:
+        """Give back staging and streams. Threads: any, after the courier has ended."""

@@ -1,0 +1,84 @@
+"""Accelerators without a streaming backend of their own (MPS, XPU, NPU, ...): right, not fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from ..host import PageLockBackend
+from ..values import DeviceMemoryError, size_text
+from .backend import CopyPiece, DeviceEvent, DeviceMemory
+
+
+class _NoPageLocks:
+    """Pinning is a CUDA notion here; elsewhere it is refused, in words."""
+
+    def lock(self, address: int, size_bytes: int) -> str | None:
+        return "this kind of device takes no page-locked memory from us"
+
+    def unlock(self, address: int, size_bytes: int) -> None:
+        raise AssertionError("nothing can have been locked")
+
+
+class SynchronousBackend:
+    """Blocking copies on any torch device. Threads: see DeviceBackend."""
+
+    staging_bytes = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.name = device.type
+        self.device = device
+        self.lock_refusal: str | None = f"{device.type} devices take no page-locked memory"
+
+    def enter_thread(self) -> None:
+        """The tensors name their device; nothing has to be made current."""
+
+    def page_locker(self) -> PageLockBackend:
+        """Refuses."""
+        return _NoPageLocks()
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Through torch's allocator for the device."""
+        try:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:
+            raise DeviceMemoryError(
+                f"{self.device} has no {size_text(size_bytes)} left; lower the device budget",
+                size_bytes,
+            ) from error
+
+    def reserve_staging(self, size_bytes: int) -> None:
+        """None is used."""
+
+    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
+        """Copy, blocking."""
+        for piece in pieces:
+            piece.destination.copy_(piece.source)
+        return object()
+
+    def wait(self, event: DeviceEvent) -> None:
+        """Copies were done when ``ship`` returned."""
+
+    def mark(self) -> DeviceEvent:
+        """Copies into a slot are ordered behind its readers by the device's one queue."""
+        return object()
+
+    def settle(self, event: DeviceEvent) -> None:
+        """Nothing is pending."""
+
+    def memory(self) -> DeviceMemory:
+        """Unified or unknown: the machine's own figures."""
+        memory = psutil.virtual_memory()
+        return DeviceMemory(memory.total, memory.available)
+
+    def start_activation_peak(self) -> None:
+        """Not measurable in one way on all of these."""
+
+    def activation_peak_bytes(self) -> int | None:
+        """None."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""

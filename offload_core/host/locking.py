@@ -1,0 +1,217 @@
+"""Pages that are kept locked in memory, each at most once, under the ledger of the host budget."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..values import StateError, size_text
+from .ledger import HostLedger, Reservation
+
+if sys.platform != "win32":
+    import resource
+
+
+class PageLockBackend(Protocol):
+    """How pages are locked: mlock here, the device driver's own call elsewhere."""
+
+    def lock(self, address: int, size_bytes: int) -> str | None:
+        """Lock whole pages; the reason when the system will not.
+
+        After a refusal or an exception nothing of the range is locked.
+        """
+
+    def unlock(self, address: int, size_bytes: int) -> None:
+        """Undo one successful ``lock`` of exactly this range. Any thread; must not fail."""
+
+
+class MlockBackend:
+    """Locks pages with ``mlock``: for machines without a device driver that wants its own call.
+
+    Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._libc = _libc_with_mlock()
+
+    def lock(self, address: int, size_bytes: int) -> str | None:
+        """Reads the pages from disk first when they are not in memory: seconds for a cold layer."""
+        if self._libc is None:
+            return "this system offers no mlock"
+        try:
+            code = 0 if self._libc.mlock(address, size_bytes) == 0 else ctypes.get_errno()
+        except BaseException:
+            # A Ctrl-C during those seconds is raised as the call returns, with the pages locked.
+            self._libc.munlock(address, size_bytes)
+            raise
+        if code == 0:
+            return None
+        # Linux marks the range before it reads the pages in, and keeps the mark when that fails:
+        # without this VmLck would go on counting pages that nobody holds.
+        self._libc.munlock(address, size_bytes)
+        text = f"mlock of {size_text(size_bytes)} failed: {os.strerror(code)}"
+        if code in (errno.ENOMEM, errno.EPERM, errno.EAGAIN):
+            text += f"; at most {_memlock_limit_text()} may be locked (ulimit -l)"
+        return text
+
+    def unlock(self, address: int, size_bytes: int) -> None:
+        if self._libc is not None and self._libc.munlock(address, size_bytes) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise StateError(f"munlock of {size_bytes} bytes at {address:#x} failed: {reason}")
+
+
+@dataclass(frozen=True)
+class LockRefused:
+    """Pages that stay pageable, and why, for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One row of a locker's table. ``owner`` keeps the pages mapped for as long as the row is."""
+
+    end: int
+    owner: object
+
+
+class PageLocker:
+    """Locks page ranges under a ledger, each at most once, and never past its mapping's end.
+
+    The backend is trusted to lock and unlock; this class sees to it that no range is locked twice
+    or unlocked twice, that the ledger is charged before and credited after, and that a mapping
+    outlives its locks. Locking a range that the system refuses is an answer, not an error.
+
+    Threads: any. ``_held`` and ``_locked_bytes`` are guarded by ``_lock``, which is re-entrant for
+    the reason in ledger.py, "Who may run a finalizer". The backend is called outside it, because
+    locking a cold layer reads it from disk.
+    """
+
+    def __init__(self, backend: PageLockBackend, ledger: HostLedger) -> None:
+        self._backend = backend
+        self._ledger = ledger
+        self._lock = threading.RLock()
+        self._held: dict[int, _Held] = {}
+        self._locked_bytes = 0
+
+    @property
+    def locked_bytes(self) -> int:
+        """Really locked at this moment."""
+        return self._locked_bytes
+
+    def lock(
+        self, address: int, size_bytes: int, owner: object, what: str
+    ) -> LockedRange | LockRefused:
+        """Lock whole pages, as ``FileMapping.lockable_range`` gives them.
+
+        Args:
+            owner: kept alive until the pages are unlocked; a ``FileMapping.owner``.
+            what: what the bytes are, for the reason of a refusal.
+        Raises: StateError for a range that is not whole pages, or that overlaps a locked one.
+        """
+        if address % mmap.PAGESIZE or size_bytes % mmap.PAGESIZE or size_bytes < 0:
+            raise StateError(f"{what}: {size_bytes} bytes at {address:#x} are not whole pages")
+        if size_bytes == 0:
+            return LockRefused(f"{what} fills no whole page")
+        reservation = self._ledger.try_reserve(size_bytes)
+        if reservation is None:
+            return LockRefused(self._ledger.shortage_text(size_bytes, what))
+        try:
+            self._enter(address, size_bytes, owner, what)
+        except StateError:
+            reservation.release()
+            raise
+        try:
+            reason = self._backend.lock(address, size_bytes)
+        except BaseException:
+            self._leave(address, reservation)
+            raise
+        if reason is not None:
+            self._leave(address, reservation)
+            return LockRefused(f"{what}: {reason}")
+        with self._lock:
+            self._locked_bytes += size_bytes
+        return LockedRange(self, address, reservation)
+
+    def _enter(self, address: int, size_bytes: int, owner: object, what: str) -> None:
+        end = address + size_bytes
+        with self._lock:
+            # A copy of the keys, and get: a finalizer may take rows away while this looks.
+            for start in list(self._held):
+                held = self._held.get(start)
+                if held is not None and start < end and address < held.end:
+                    raise StateError(
+                        f"{what}: {size_bytes} bytes at {address:#x} overlap the "
+                        f"{held.end - start} bytes at {start:#x} that are locked already; release "
+                        "those first"
+                    )
+            self._held[address] = _Held(end, owner)
+
+    def _leave(self, address: int, reservation: Reservation) -> None:
+        with self._lock:
+            held = self._held.pop(address)
+        reservation.release()
+        # Last, and outside the lock: this may be what unmaps the file.
+        del held
+
+    def _unlock(self, address: int, reservation: Reservation) -> None:
+        # The row stays until the pages are free: a second lock of them in between would be undone
+        # by this call, and a failure leaves pages that are locked, charged and still mapped.
+        self._backend.unlock(address, reservation.size_bytes)
+        with self._lock:
+            self._locked_bytes -= reservation.size_bytes
+        self._leave(address, reservation)
+
+
+class LockedRange:
+    """Pages that stay in memory until ``release``, or until nobody holds this object.
+
+    Threads: any.
+    """
+
+    def __init__(self, locker: PageLocker, address: int, reservation: Reservation) -> None:
+        """Only a locker makes one."""
+        self.address = address
+        self.size_bytes = reservation.size_bytes
+        # A finalizer runs once, whoever calls it, and at exit while the mapping still stands.
+        self._finalizer = weakref.finalize(self, locker._unlock, address, reservation)
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else "locked"
+        return f"LockedRange({self.address:#x}, {self.size_bytes}, {state})"
+
+    @property
+    def released(self) -> bool:
+        """True once ``release`` was begun."""
+        return not self._finalizer.alive
+
+    def release(self) -> None:
+        """Unlock the pages, then credit the ledger, once; any further call does nothing."""
+        self._finalizer()
+
+
+def _libc_with_mlock() -> ctypes.CDLL | None:
+    if sys.platform == "win32":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "mlock"):
+        return None
+    for call in (libc.mlock, libc.munlock):
+        call.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        call.restype = ctypes.c_int
+    return libc
+
+
+def _memlock_limit_text() -> str:
+    if sys.platform == "win32":
+        return "an unknown amount"
+    else:
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        return "as much as there is" if soft == resource.RLIM_INFINITY else size_text(soft)

@@ -1,0 +1,51 @@
+"""Puts a group's device parameters in place of its home parameters, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .weights import Weight, WeightGroup
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """Device parameters of one group over one piece of device memory, in the group's order."""
+
+    weights: tuple[Weight, ...]
+    parameters: tuple[nn.Parameter, ...]
+
+
+def make_bindings(group: WeightGroup, memory: torch.Tensor) -> Bindings:
+    """Parameters over ``memory``, made once and kept: a pass then only swaps references.
+
+    Must run outside inference mode, or the parameters become inference tensors that later
+    in-place work outside it refuses.
+    """
+    parameters = tuple(
+        weight.device_view(memory, offset)
+        for weight, offset in zip(group.weights, group.layout.offsets, strict=True)
+    )
+    return Bindings(group.weights, parameters)
+
+
+def bind(bindings: Bindings) -> None:
+    """Put the device parameters in place.
+
+    A place that holds neither home nor this parameter has been given a value by somebody else (a
+    patch); theirs stays. Threads: the compute thread only.
+    """
+    for weight, parameter in zip(bindings.weights, bindings.parameters, strict=True):
+        for site in weight.sites:
+            if site.module._parameters.get(site.attribute) is weight.home:
+                site.module._parameters[site.attribute] = parameter
+
+
+def unbind(bindings: Bindings) -> None:
+    """Put the home parameters back wherever ours are in place. Threads: the compute thread only."""
+    for weight, parameter in zip(bindings.weights, bindings.parameters, strict=True):
+        for site in weight.sites:
+            if site.module._parameters.get(site.attribute) is parameter:
+                site.module._parameters[site.attribute] = weight.home

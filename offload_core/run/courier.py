@@ -1,0 +1,155 @@
+"""The courier: one background thread that serves orders to bring layers to the device.
+
+It decides nothing. Which layer, into which memory, behind which event: all of that is in the
+order. What it guarantees: every order is finished exactly once, with an event or with an error,
+also when the thread itself ends. What it leaves to others: when to order, what to do about an
+error, and the lifetime of the memory, which must outlast the order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..device import DeviceBackend, DeviceEvent
+from ..values import CourierStoppedError, StateError, TransferError
+from .source import LayerSource
+
+
+@dataclass(eq=False)
+class Order:
+    """Bring ``source`` into ``memory`` once ``after`` has passed.
+
+    ``finished`` is set after ``event`` or ``error`` was written; readers wait for it first.
+    """
+
+    source: LayerSource
+    memory: torch.Tensor
+    after: DeviceEvent | None
+    finished: threading.Event = field(default_factory=threading.Event)
+    event: DeviceEvent | None = None
+    error: BaseException | None = None
+
+    def wait(self, interrupt: Callable[[], None] | None, poll_seconds: float) -> None:
+        """Wait until the order was served, one way or the other; see ``collect``."""
+        while not self.finished.wait(poll_seconds if interrupt else None):
+            if interrupt is not None:
+                interrupt()
+
+    def collect(self, interrupt: Callable[[], None] | None, poll_seconds: float) -> DeviceEvent:
+        """Wait until the copies are issued; the event that passes when the bytes are there.
+
+        Args:
+            interrupt: called about every ``poll_seconds`` while waiting; may raise to cancel.
+        Raises: TransferError naming layer and file, with the courier's own error as its cause.
+        Threads: compute.
+        """
+        self.wait(interrupt, poll_seconds)
+        if self.error is not None:
+            kind = CourierStoppedError if isinstance(self.error, CourierStoppedError) else TransferError
+            where = f" from {self.source.file}" if self.source.file else ""
+            raise kind(
+                f"layer {self.source.name} could not be brought to the device{where}: "
+                f"{type(self.error).__name__}: {self.error}"
+            ) from self.error
+        assert self.event is not None
+        return self.event
+
+
+_STOP = None
+
+
+class Courier:
+    """Owns the thread. It is started by the first order and again after it died.
+
+    Fields under ``_lock``: ``_thread``, ``_queue`` (as a reference), ``_closed``.
+    Threads: ``ship`` from the compute thread; ``close`` from any.
+    """
+
+    def __init__(self, backend: DeviceBackend, name: str, threaded: bool = True) -> None:
+        self._backend = backend
+        self._name = f"courier-{name}"
+        self._threaded = threaded
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._closed = False
+
+    def ship(self, order: Order) -> None:
+        """Hand over an order; returns at once (without a thread: when it is served)."""
+        with self._lock:
+            if self._closed:
+                raise StateError("the courier was closed; load the model again")
+            if self._threaded:
+                # Put under the lock: a thread that is ending drains the queue under it too, so
+                # an order can never fall between the last drain and the restart.
+                self._queue.put(order)
+                if self._thread is None:
+                    self._start()
+                return
+        _serve(self._backend, order)
+
+    def close(self) -> None:
+        """End the thread after the orders already given. Raises StateError if it will not end."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            if thread is not None:
+                self._queue.put(_STOP)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=60)
+            if thread.is_alive():
+                raise StateError(
+                    f"{self._name} did not end within 60 s; its memory is kept. The file it reads "
+                    "may be on a drive that stopped answering"
+                )
+
+    def _start(self) -> None:
+        # The thread must not keep the engine alive, so it gets the queue and not its owner.
+        # A daemon: a copy stuck on a dead network drive must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._backend.enter_thread()
+            while True:
+                order = self._queue.get()
+                if order is _STOP:
+                    return
+                assert order is not None
+                _serve(self._backend, order)
+        finally:
+            with self._lock:
+                self._thread = None
+                self._fail_rest()
+
+    def _fail_rest(self) -> None:
+        while True:
+            try:
+                order = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if order is not None:
+                order.error = CourierStoppedError("the courier thread ended before this order")
+                order.finished.set()
+
+
+def _serve(backend: DeviceBackend, order: Order) -> None:
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            order.event = backend.ship(order.source.copies_into(order.memory), order.after)
+    except Exception as error:
+        order.error = error
+    except BaseException as error:
+        # Whatever ends the thread still answers this order; the thread itself then ends.
+        stopped = CourierStoppedError(f"the courier thread was ended by {type(error).__name__}")
+        stopped.__cause__ = error
+        order.error = stopped
+        raise
+    finally:
+        order.finished.set()

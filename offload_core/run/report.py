@@ -1,0 +1,138 @@
+"""Snapshots: what is where, from counters that are written by one thread and read by any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..plan import Plan
+from ..values import (
+    Budget,
+    EngineSnapshot,
+    EngineState,
+    LayerRecord,
+    LayerState,
+    MemoryRecord,
+    Placement,
+)
+from .source import LayerSource
+from .stream import LayerStream
+from .weights import Inventory, WeightGroup
+
+
+@dataclass(frozen=True)
+class Published:
+    """The engine's own part of a snapshot, taken at one moment."""
+
+    state: EngineState
+    budget: Budget
+    plan: Plan | None
+    resident: frozenset[int]
+    resident_bytes: int
+    device_peak_bytes: int
+    activation_peak_bytes: int | None
+    block_lists: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def snapshot_of(
+    inventory: Inventory,
+    sources: Sequence[LayerSource],
+    stream: LayerStream,
+    published: Published,
+) -> EngineSnapshot:
+    """One frozen picture; nothing is locked and nothing is waited for."""
+    layers = [
+        _layer_record(group, sources[index], published, index, stream.states[index])
+        for index, group in enumerate(inventory.layers)
+    ]
+    if inventory.base.weights or inventory.base.solid:
+        layers.append(_base_record(inventory.base, published))
+    groups = (inventory.base, *inventory.layers)
+    plan = published.plan
+    return EngineSnapshot(
+        state=published.state,
+        budget=published.budget,
+        layers=tuple(layers),
+        memory=MemoryRecord(
+            resident_bytes=published.resident_bytes,
+            slot_bytes=stream.slot_bytes,
+            device_peak_bytes=published.device_peak_bytes,
+            activation_peak_bytes=published.activation_peak_bytes,
+            locked_bytes=sum(source.locked_bytes for source in sources),
+            copied_bytes=sum(group.copied_bytes for group in groups),
+            staging_bytes=plan.staging_bytes if plan is not None else 0,
+        ),
+        traffic=stream.traffic,
+        block_lists=published.block_lists,
+        streamable_layers=len(inventory.layers),
+        notes=published.notes + _refusals(sources),
+    )
+
+
+def _layer_record(
+    group: WeightGroup,
+    source: LayerSource,
+    published: Published,
+    index: int,
+    state: LayerState,
+) -> LayerRecord:
+    at_rest = Placement.PAGEABLE if group.copied_bytes > group.mapped_bytes else Placement.MAPPED
+    plan = published.plan
+    if plan is None:
+        return _record(group, at_rest, "not loaded", state)
+    planned = plan.layers[index]
+    if planned.placement is Placement.RESIDENT:
+        if index in published.resident:
+            return _record(group, Placement.RESIDENT, planned.reason, state)
+        return _record(group, at_rest, "is being loaded", state)
+    if planned.placement is Placement.PINNED:
+        # Only what is locked is called pinned; the intention is in the reason.
+        if source.locked_bytes:
+            return _record(group, Placement.PINNED, planned.reason, state, in_place=True)
+        if source.lock_refusal is not None:
+            return _record(group, at_rest, f"not locked: {source.lock_refusal}", state)
+        return _record(group, at_rest, "its file pages are locked when it first runs", state)
+    return _record(group, planned.placement, planned.reason, state)
+
+
+def _base_record(base: WeightGroup, published: Published) -> LayerRecord:
+    if published.plan is not None:
+        reason = "; ".join(["belongs to no single layer, so it never streams", *base.notes])
+        return _record(base, Placement.RESIDENT, reason, LayerState.READY)
+    at_rest = Placement.PAGEABLE if base.copied_bytes > base.mapped_bytes else Placement.MAPPED
+    return _record(base, at_rest, "not loaded", LayerState.ABSENT)
+
+
+def _record(
+    group: WeightGroup,
+    placement: Placement,
+    reason: str,
+    state: LayerState,
+    in_place: bool = False,
+) -> LayerRecord:
+    weights = (*group.weights, *group.solid)
+    mixed = group.copied_bytes and group.mapped_bytes and placement is not Placement.RESIDENT
+    if mixed:
+        reason = f"{reason}; {group.copied_bytes} of {group.size_bytes} bytes are copies in memory"
+    return LayerRecord(
+        name=group.name,
+        size_bytes=group.size_bytes,
+        placement=placement,
+        in_place=in_place,
+        reason=reason,
+        state=state,
+        tensors=len(weights),
+        dtypes=tuple(sorted({str(weight.home.dtype).removeprefix("torch.") for weight in weights})),
+    )
+
+
+def _refusals(sources: Sequence[LayerSource]) -> tuple[str, ...]:
+    refused = [source.lock_refusal for source in sources if source.lock_refusal is not None]
+    if not refused:
+        return ()
+    # Said once, with the count: forty layers refuse for one reason.
+    return (
+        f"{len(refused)} layers stream from the file although their pages were to be locked: "
+        f"{refused[0]}",
+    )

@@ -1,0 +1,80 @@
+"""What stays on the device: the base weights, the resident layers, the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ..device import DeviceBackend, DeviceEvent
+from .binder import Bindings, bind, make_bindings, unbind
+from .source import LayerSource
+from .weights import Weight, WeightGroup
+
+
+class Resident:
+    """One group on the device: its memory, its bindings and its solid weights.
+
+    Made only when everything is there; a failed allocation or copy leaves nothing.
+    Threads: the compute thread.
+    """
+
+    def __init__(self, group: WeightGroup, source: LayerSource, backend: DeviceBackend) -> None:
+        self._backend = backend
+        self._memory = backend.allocate(group.layout.size_bytes)
+        self._event: DeviceEvent = backend.ship(source.copies_into(self._memory), None)
+        self._bindings: Bindings = make_bindings(group, self._memory)
+        self._solid = Bindings(
+            group.solid, tuple(_moved(weight, backend.device) for weight in group.solid)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Device bytes held."""
+        solid = sum(_device_bytes(weight) for weight in self._solid.weights)
+        return self._memory.numel() + solid
+
+    def onload(self) -> None:
+        """Bind; work issued from here on sees the device weights."""
+        self._backend.wait(self._event)
+        bind(self._bindings)
+        bind(self._solid)
+
+    def offload(self) -> None:
+        """Unbind, and return once nothing on the device reads the memory any more."""
+        unbind(self._bindings)
+        unbind(self._solid)
+        self._backend.settle(self._event)
+        self._backend.settle(self._backend.mark())
+
+
+def solid_bytes(group: WeightGroup) -> int:
+    """Device bytes of the weights that move as whole objects."""
+    return sum(_device_bytes(weight) for weight in group.solid)
+
+
+def move_buffers(root: nn.Module, device: torch.device) -> None:
+    """Have every registered buffer on ``device``, values kept (they may change while running)."""
+    for module in root.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                module._buffers[name] = buffer.to(device)
+
+
+def buffer_bytes(root: nn.Module) -> int:
+    """Bytes of all registered buffers, shared ones once."""
+    buffers: Sequence[torch.Tensor] = list(root.buffers())
+    return sum(buffer.nelement() * buffer.element_size() for buffer in buffers)
+
+
+def _moved(weight: Weight, device: torch.device) -> nn.Parameter:
+    home = weight.home
+    if home.device == device:
+        return home
+    # As one object: ``.data =`` on a wrapper subclass would swap its shell and leave what it holds.
+    return nn.Parameter(home.detach().to(device), requires_grad=False)
+
+
+def _device_bytes(weight: Weight) -> int:
+    return weight.home.nelement() * weight.home.element_size()

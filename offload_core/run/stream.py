@@ -1,0 +1,236 @@
+"""Streaming: which layer gets which slot, and what to prefetch next. All on the compute thread.
+
+One slot goes through: free, filling (an order is out), filled, in use, free again. The order that
+fills a slot again carries the event of the slot's last reader, so the copy waits for the compute
+on the device and nobody waits on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..device import POISON, DeviceBackend, DeviceEvent
+from ..values import LAYER_MOVES, LayerState, StateError, TrafficRecord, TransferError
+from .binder import Bindings, bind, make_bindings, unbind
+from .courier import Courier, Order
+from .source import LayerSource
+from .weights import WeightGroup
+
+
+@dataclass(eq=False)
+class Slot:
+    """One reusable device buffer. ``layer`` and ``order`` are None exactly when it is free."""
+
+    memory: torch.Tensor
+    layer: int | None = None
+    order: Order | None = None
+    released: DeviceEvent | None = None
+    bindings: dict[int, Bindings] = field(default_factory=dict)
+
+
+class LayerStream:
+    """The slots of one engine and the policy over them.
+
+    A wrong prediction costs a wait, never a wrong weight: a layer is bound only after its own
+    order has been collected. Layers do not nest (only outermost block lists are managed), so a
+    layer that is still in use when the next begins was left by an exception and is swept.
+
+    Threads: the compute thread. ``states`` and ``traffic`` may be read by any.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[WeightGroup],
+        sources: Sequence[LayerSource],
+        backend: DeviceBackend,
+        courier: Courier,
+        poll_seconds: float,
+        poison: bool = False,
+    ) -> None:
+        self.states = [LayerState.ABSENT] * len(groups)
+        self.traffic = TrafficRecord()
+        self.interrupt: Callable[[], None] | None = None
+        self._groups = groups
+        self._sources = sources
+        self._backend = backend
+        self._courier = courier
+        self._poll_seconds = poll_seconds
+        self._poison = poison
+        self._slots: list[Slot] = []
+        self._streamed: tuple[int, ...] = ()
+        self._successor: dict[int, int] = {}
+        self._last: int | None = None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Device bytes of all slots."""
+        return sum(slot.memory.numel() for slot in self._slots)
+
+    def open(self, streamed: Sequence[int], memories: Sequence[torch.Tensor]) -> None:
+        """Stream these layers through these buffers, each large enough for any of them."""
+        assert not self._slots, "close first"
+        self._slots = [Slot(memory) for memory in memories]
+        self._streamed = tuple(streamed)
+        self._successor.clear()  # may name layers that no longer stream
+        self._last = None
+
+    def close(self) -> None:
+        """Take everything off the slots and let them go once no copy or kernel touches them."""
+        for slot in self._slots:
+            if slot.order is not None:
+                slot.order.finished.wait()
+        self.finish()
+        for slot in self._slots:
+            if slot.released is not None:
+                self._backend.settle(slot.released)
+            slot.bindings.clear()
+        self._slots = []
+        self._streamed = ()
+
+    def acquire(self, index: int) -> None:
+        """Have layer ``index`` on the device and bound. Raises: TransferError, or the interrupt."""
+        self._sweep()
+        slot = self._slot_of(index)
+        hit = slot is not None
+        if slot is None:
+            slot = self._take_slot()
+            self._ship(index, slot)
+        self._count(prefetch_hits=int(hit), prefetch_misses=int(not hit))
+        # Before the wait, not after: the other slot's copy is to be queued behind this one.
+        self._learn(index)
+        self._prefetch(index)
+        self._collect(slot, index)
+
+    def release(self, index: int) -> None:
+        """The layer's work has been issued; its slot is free once that work is done."""
+        slot = self._slot_of(index)
+        if slot is None or self.states[index] is not LayerState.IN_USE:
+            return  # swept already, by a layer that began inside this one
+        self._free(slot)
+        self._prefetch(index)
+
+    def finish(self) -> None:
+        """End of a run: nothing stays in use, and prefetches nobody came for are dropped.
+
+        Never waits for the courier (a cancel must not hang on a slow drive): an order still out
+        keeps its slot, and is collected by the next run or waited for by ``close``.
+        """
+        self._sweep()
+        for slot in self._slots:
+            if slot.order is not None and slot.order.finished.is_set():
+                self._discard(slot)
+
+    def _collect(self, slot: Slot, index: int) -> None:
+        assert slot.order is not None
+        if self.states[index] is LayerState.LOADING:
+            try:
+                # An interrupt leaves the order running and its slot filling: the copy may still
+                # be under way, and the layer is what the next run begins with anyway.
+                event = slot.order.collect(self.interrupt, self._poll_seconds)
+            except TransferError:
+                self._free(slot)
+                raise
+            self._backend.wait(event)
+            self._move(index, LayerState.READY)
+        if index not in slot.bindings:
+            slot.bindings[index] = make_bindings(self._groups[index], slot.memory)
+        bind(slot.bindings[index])
+        self._move(index, LayerState.IN_USE)
+
+    def _ship(self, index: int, slot: Slot) -> None:
+        group = self._groups[index]
+        order = Order(
+            self._sources[index], slot.memory[: group.layout.size_bytes], slot.released
+        )
+        self._courier.ship(order)
+        slot.layer, slot.order, slot.released = index, order, None
+        self._move(index, LayerState.LOADING)
+        self._count(layers_shipped=1, shipped_bytes=group.size_bytes)
+
+    def _free(self, slot: Slot) -> None:
+        assert slot.layer is not None
+        self._move(slot.layer, LayerState.RELEASING)
+        if slot.layer in slot.bindings:
+            unbind(slot.bindings[slot.layer])
+        if self._poison:
+            slot.memory.fill_(POISON)
+        slot.released = self._backend.mark()
+        self._move(slot.layer, LayerState.ABSENT)
+        slot.layer, slot.order = None, None
+
+    def _discard(self, slot: Slot) -> None:
+        """Drop a prefetch: its copies must have been issued before the slot is given away."""
+        assert slot.order is not None
+        slot.order.wait(self.interrupt, self._poll_seconds)
+        if slot.order.event is not None:
+            self._backend.wait(slot.order.event)
+        self._free(slot)
+        self._count(prefetches_discarded=1)
+
+    def _take_slot(self) -> Slot:
+        """A free slot, or the one whose prefetched layer is expected last."""
+        for slot in self._slots:
+            if slot.layer is None:
+                return slot
+        if not self._slots:
+            raise StateError("a layer ran while nothing was loaded to stream it; load first")
+        expected = self._expected(self._last, len(self._streamed))
+        victim = max(
+            self._slots,
+            key=lambda slot: expected.index(slot.layer) if slot.layer in expected else 1 << 30,
+        )
+        self._discard(victim)
+        return victim
+
+    def _prefetch(self, index: int) -> None:
+        free = [slot for slot in self._slots if slot.layer is None]
+        if not free:
+            return
+        here = {slot.layer for slot in self._slots}
+        for expected in self._expected(index, len(self._slots)):
+            if not free:
+                return
+            if expected not in here:
+                self._ship(expected, free.pop())
+
+    def _expected(self, index: int | None, count: int) -> list[int]:
+        """The next ``count`` layers after ``index``, as they came last time."""
+        if index is None or not self._streamed:
+            return list(self._streamed[:count])
+        chain: list[int] = []
+        for _ in range(count):
+            index = self._successor.get(index, self._next_in_order(index))
+            if index not in chain:
+                chain.append(index)
+        return chain
+
+    def _next_in_order(self, index: int) -> int:
+        later = (streamed for streamed in self._streamed if streamed > index)
+        return next(later, self._streamed[0])
+
+    def _learn(self, index: int) -> None:
+        if self._last is not None:
+            self._successor[self._last] = index
+        self._last = index
+
+    def _sweep(self) -> None:
+        for slot in self._slots:
+            if slot.layer is not None and self.states[slot.layer] is LayerState.IN_USE:
+                self._free(slot)
+
+    def _slot_of(self, index: int) -> Slot | None:
+        return next((slot for slot in self._slots if slot.layer == index), None)
+
+    def _move(self, index: int, state: LayerState) -> None:
+        assert state in LAYER_MOVES[self.states[index]], (index, self.states[index], state)
+        self.states[index] = state
+
+    def _count(self, **more: int) -> None:
+        # Replaced whole, so a reader on another thread sees one moment or the next.
+        now = self.traffic
+        self.traffic = replace(
+            now, **{name: getattr(now, name) + amount for name, amount in more.items()}
+        )

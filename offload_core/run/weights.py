@@ -1,0 +1,193 @@
+"""The weights of a model by the layer that owns them: one entry a weight, however many names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..host import FileMapping
+from ..plan import BlockList, BufferLayout, Extent, lay_out
+from ..values import ConfigError
+
+BASE_NAME = "(outside the blocks)"
+"""The name under which the status shows what belongs to no single layer."""
+
+_WASTE_LIMIT = 2
+"""A strided weight whose storage span exceeds this many times its own bytes is moved whole."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place that holds a weight: ``module._parameters[attribute]``."""
+
+    module: nn.Module
+    attribute: str
+
+
+@dataclass(eq=False)
+class Weight:
+    """One parameter object, all the places that hold it, and where its bytes are at rest.
+
+    ``home`` is the host's own Parameter, put back whenever the weight is not on the device.
+    ``refusal`` says why the weight cannot travel as flat bytes, or is empty.
+    """
+
+    name: str
+    home: nn.Parameter
+    sites: list[Site]
+    extent: Extent
+    mapping: FileMapping | None
+    refusal: str
+
+    def device_view(self, memory: torch.Tensor, offset: int) -> nn.Parameter:
+        """The weight over ``memory`` (uint8, 1-d) at ``offset``, with its own shape and strides."""
+        home = self.home
+        if self.extent.size_bytes == 0:
+            view = torch.empty(home.shape, dtype=home.dtype, device=memory.device)
+        else:
+            flat = memory[offset : offset + self.extent.size_bytes].view(home.dtype)
+            view = flat.as_strided(home.shape, home.stride())
+        return nn.Parameter(view, requires_grad=False)
+
+
+@dataclass(eq=False)
+class WeightGroup:
+    """What travels together: the weights of one layer, or all that belong to none.
+
+    ``solid`` weights (quantised wrappers and the like) move as whole objects and stay resident.
+    """
+
+    name: str
+    module: nn.Module | None
+    weights: tuple[Weight, ...]
+    layout: BufferLayout
+    solid: tuple[Weight, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Host bytes of weights that no checkpoint mapping holds."""
+        loose = sum(w.extent.size_bytes for w in self.weights if w.mapping is None)
+        return loose + sum(w.home.nelement() * w.home.element_size() for w in self.solid)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of weights that are views on a checkpoint mapping."""
+        return sum(w.extent.size_bytes for w in self.weights if w.mapping is not None)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all the group's weights."""
+        return self.copied_bytes + self.mapped_bytes
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Every parameter of a model exactly once, in ``base`` or in one of ``layers``."""
+
+    base: WeightGroup
+    layers: tuple[WeightGroup, ...]
+
+
+def take_inventory(
+    root: nn.Module, block_lists: Sequence[BlockList], mappings: Sequence[FileMapping]
+) -> Inventory:
+    """Find every parameter, its owner and its home.
+
+    A weight held by two layers (or by a layer and the rest) belongs to the base, which stays
+    resident: with one owner it can have one state. Identity is that of the Parameter object,
+    never of its data pointer, which is 0 for every empty and every meta tensor.
+
+    Raises: ConfigError if a weight has no data or is not on the CPU.
+    """
+    layers = [layer for block_list in block_lists for layer in block_list.layers]
+    owners = _owners(layers_modules=[layer.module for layer in layers])
+    found: dict[int, Weight] = {}
+    holders: dict[int, set[int | None]] = {}
+    for name, site, parameter in _parameters(root):
+        if id(parameter) in found:
+            found[id(parameter)].sites.append(site)
+        else:
+            found[id(parameter)] = _weight(name, site, parameter, mappings)
+        held_by = owners.get(id(site.module), {None})
+        holders.setdefault(id(parameter), set()).update(held_by)
+    members: dict[int | None, list[Weight]] = {}
+    notes: list[str] = []
+    for key, weight in found.items():
+        owner = next(iter(holders[key])) if len(holders[key]) == 1 else None
+        if len(holders[key]) > 1:
+            notes.append(f"{weight.name} is shared by several layers and stays on the device")
+        if weight.refusal:
+            owner = None
+            notes.append(f"{weight.name} stays on the device: {weight.refusal}")
+        members.setdefault(owner, []).append(weight)
+    base = _group(BASE_NAME, None, members.get(None, []))
+    base.notes.extend(notes)
+    groups = (
+        _group(layer.name, layer.module, members.get(index, []))
+        for index, layer in enumerate(layers)
+    )
+    return Inventory(base, tuple(groups))
+
+
+def _owners(layers_modules: Sequence[nn.Module]) -> dict[int, set[int | None]]:
+    owners: dict[int, set[int | None]] = {}
+    for index, layer in enumerate(layers_modules):
+        for module in layer.modules():
+            owners.setdefault(id(module), set()).add(index)
+    return owners
+
+
+def _parameters(root: nn.Module) -> Iterator[tuple[str, Site, nn.Parameter]]:
+    # ``_parameters`` and not named_parameters(): the latter drops the second name of a tied weight.
+    for module_name, module in root.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                name = f"{module_name}.{attribute}" if module_name else attribute
+                yield name, Site(module, attribute), parameter
+
+
+def _weight(
+    name: str, site: Site, parameter: nn.Parameter, mappings: Sequence[FileMapping]
+) -> Weight:
+    if parameter.device.type == "meta":
+        raise ConfigError(f"weight {name} has no data (it is on the meta device); load it first")
+    refusal = _refusal(parameter)
+    if refusal:
+        return Weight(name, parameter, [site], Extent(0, 0), None, refusal)
+    if parameter.device.type != "cpu":
+        raise ConfigError(f"weight {name} is on {parameter.device}; move the model to the CPU first")
+    address = parameter.data_ptr()
+    mapping = next((m for m in mappings if m.holds(address)), None)
+    return Weight(name, parameter, [site], Extent(address, _span_bytes(parameter)), mapping, "")
+
+
+def _refusal(parameter: nn.Parameter) -> str:
+    # ``.data =`` on a wrapper subclass swaps only its shell; its inner tensors stay behind.
+    if type(parameter.data) is not torch.Tensor or type(parameter) is not nn.Parameter:
+        return f"{type(parameter.data).__name__} holds inner tensors and moves as a whole"
+    if parameter.layout is not torch.strided:
+        return f"its layout is {parameter.layout}, which has no flat bytes"
+    own_bytes = parameter.nelement() * parameter.element_size()
+    if _span_bytes(parameter) > _WASTE_LIMIT * own_bytes:
+        return "its strides leave most of its storage unused"
+    return ""
+
+
+def _span_bytes(parameter: nn.Parameter) -> int:
+    """Bytes of storage from the first to the last element; more than the weight's own if strided."""
+    if parameter.nelement() == 0:
+        return 0
+    last = sum(
+        (size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+    )
+    return (last + 1) * parameter.element_size()
+
+
+def _group(name: str, module: nn.Module | None, weights: Sequence[Weight]) -> WeightGroup:
+    flat = tuple(weight for weight in weights if not weight.refusal)
+    solid = tuple(weight for weight in weights if weight.refusal)
+    return WeightGroup(name, module, flat, lay_out([w.extent for w in flat]), solid)

@@ -1,0 +1,83 @@
+"""Values: errors, units, states, configuration and records. Imports nothing of the core."""
+
+from .config import (
+    CHUNK_BYTES,
+    Budget,
+    EngineConfig,
+    Switches,
+    read_switches,
+)
+from .errors import (
+    BudgetError,
+    CheckpointChangedError,
+    CheckpointError,
+    CheckpointFormatError,
+    ConfigError,
+    CourierError,
+    CourierStoppedError,
+    DeviceBudgetError,
+    DeviceMemoryError,
+    HostBudgetError,
+    MappingError,
+    StateError,
+    TransferError,
+)
+from .records import (
+    EngineSnapshot,
+    LayerRecord,
+    MemoryRecord,
+    TrafficRecord,
+)
+from .states import (
+    ENGINE_MOVES,
+    LAYER_MOVES,
+    EngineState,
+    LayerState,
+    Placement,
+)
+from .units import (
+    GIB,
+    KIB,
+    MIB,
+    align_down,
+    align_up,
+    gib_to_bytes,
+    size_text,
+)
+
+__all__ = [
+    "CHUNK_BYTES",
+    "ENGINE_MOVES",
+    "GIB",
+    "KIB",
+    "LAYER_MOVES",
+    "MIB",
+    "Budget",
+    "BudgetError",
+    "CheckpointChangedError",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "ConfigError",
+    "CourierError",
+    "CourierStoppedError",
+    "DeviceBudgetError",
+    "DeviceMemoryError",
+    "EngineConfig",
+    "EngineSnapshot",
+    "EngineState",
+    "HostBudgetError",
+    "LayerRecord",
+    "LayerState",
+    "MappingError",
+    "MemoryRecord",
+    "Placement",
+    "StateError",
+    "Switches",
+    "TrafficRecord",
+    "TransferError",
+    "align_down",
+    "align_up",
+    "gib_to_bytes",
+    "read_switches",
+    "size_text",
+]

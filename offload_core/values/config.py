@@ -1,0 +1,106 @@
+"""What a user or a test may set. Values only; nothing here acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .errors import ConfigError
+from .units import MIB, gib_to_bytes
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The two figures that bound a model, in bytes.
+
+    ``device_bytes`` covers resident weights, slots and the activations measured while the model
+    runs; None leaves it to whoever loads. ``host_bytes`` covers what is page-locked or copied in
+    host memory; None is automatic and 0 locks nothing.
+    """
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("device", self.device_bytes), ("host", self.host_bytes)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ConfigError(f"the {name} budget must be whole bytes, not {value!r}")
+            if value is not None and value < 0:
+                raise ConfigError(f"the {name} budget is {value} bytes; it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Environment switches for tests and support, read once by whoever builds an engine."""
+
+    courier: bool = True
+    in_place: bool = True
+    poison: bool = False
+    pretend_device_bytes: int | None = None
+    pretend_host_bytes: int | None = None
+    notes: tuple[str, ...] = field(default=())
+    """What the status has to show about them, in words."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine streams. The defaults suit everyone; tests vary them."""
+
+    slots: int = 2
+    """Reusable device buffers. One is enough to run; the second is what makes copies overlap."""
+    interrupt_poll_seconds: float = 0.05
+    """How often a wait for the courier asks whether the user cancelled. For people, not safety."""
+    switches: Switches = field(default_factory=Switches)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ConfigError(f"slots is {self.slots}; at least 1 is needed to stream a layer")
+
+
+CHUNK_BYTES = 16 * MIB
+"""One page-locked staging chunk. 16 MiB was the best of 4, 8, 16 and 32 (DESIGN.md, 1)."""
+
+
+def read_switches(environ: Mapping[str, str]) -> Switches:
+    """The switches set in ``environ``.
+
+    The pretend figures change what a user is told about the machine, so they count only together
+    with COURIER_TESTING=1, and then ``notes`` says so.
+
+    Raises: ConfigError for a figure that is not a number.
+    """
+    testing = environ.get("COURIER_TESTING") == "1"
+    notes = []
+    pretend: dict[str, int | None] = {}
+    for kind in ("DEVICE", "HOST"):
+        name = f"COURIER_PRETEND_{kind}_GIB"
+        text = environ.get(name)
+        pretend[kind] = None
+        if text is None:
+            continue
+        if not testing:
+            notes.append(f"{name} is ignored: it needs COURIER_TESTING=1")
+            continue
+        pretend[kind] = gib_to_bytes(_number(text, name), name)
+        notes.append(f"{name}={text}: the {kind.lower()} is treated as that large (a test setting)")
+    courier = environ.get("COURIER_THREAD", "1") != "0"
+    in_place = environ.get("COURIER_IN_PLACE", "1") != "0"
+    if not courier:
+        notes.append("COURIER_THREAD=0: layers are copied by the compute thread, without overlap")
+    if not in_place:
+        notes.append("COURIER_IN_PLACE=0: no page of a checkpoint is locked")
+    return Switches(
+        courier=courier,
+        in_place=in_place,
+        poison=testing and environ.get("COURIER_POISON") == "1",
+        pretend_device_bytes=pretend["DEVICE"],
+        pretend_host_bytes=pretend["HOST"],
+        notes=tuple(notes),
+    )
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a number of GiB") from None
