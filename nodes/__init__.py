@@ -1,0 +1,1 @@
+"""Adapts the core to ComfyUI: nodes, status, routes."""

@@ -1,0 +1,98 @@
+"""Courier Budget: the two GiB figures, as a preset or typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comfy_api.latest import io
+
+from ..offload_core.values import Budget, gib_to_bytes
+
+BudgetType = io.Custom("COURIER_BUDGET")
+
+CUSTOM = "custom"
+AUTO = "auto"
+_PAIRS = ((6, 16), (8, 16), (8, 32), (12, 32), (16, 32), (16, 64), (24, 64))
+PRESETS = {f"{card} GiB card / {ram} GiB RAM": (card, ram) for card, ram in _PAIRS}
+
+_CARD_HEADROOM_GIB = 0.75
+"""What a card's name promises and ComfyUI cannot have: the driver's context and the desktop."""
+_RAM_SHARE = 0.5
+"""Of the machine's RAM; the rest is for text encoders, the file cache, and everybody else."""
+
+
+@dataclass(frozen=True)
+class CourierBudget:
+    """The value of a COURIER_BUDGET link."""
+
+    budget: Budget
+    label: str
+
+
+def budget_from(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
+    """The budget a user chose. Raises: ConfigError naming the field that cannot be meant."""
+    if preset == AUTO:
+        return CourierBudget(Budget(), AUTO)
+    if preset == CUSTOM:
+        device = gib_to_bytes(vram_gib, "vram_gib") or None
+        host = None if host_gib == -1 else gib_to_bytes(host_gib, "host_gib")
+        return CourierBudget(Budget(device, host), CUSTOM)
+    card, ram = PRESETS[preset]
+    return CourierBudget(
+        Budget(
+            gib_to_bytes(card - _CARD_HEADROOM_GIB, "preset"),
+            gib_to_bytes(ram * _RAM_SHARE, "preset"),
+        ),
+        preset,
+    )
+
+
+class CourierBudgetNode(io.ComfyNode):
+    """Two figures in, a budget out."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CourierBudget",
+            display_name="Courier Budget",
+            category="courier",
+            description="How much graphics memory and host memory a model may take.",
+            inputs=[
+                io.Combo.Input(
+                    "preset",
+                    options=[AUTO, *PRESETS, CUSTOM],
+                    default=AUTO,
+                    tooltip="auto lets ComfyUI decide for the card and takes 60 % of the free RAM. "
+                    "A machine preset leaves room for the desktop and for other models. "
+                    "custom uses the two figures below; the other choices ignore them.",
+                ),
+                io.Float.Input(
+                    "vram_gib",
+                    default=0.0,
+                    min=0.0,
+                    max=1024.0,
+                    step=0.001,
+                    round=False,
+                    tooltip="custom only. GiB of graphics memory for weights, streaming buffers "
+                    "and activations together. 0 is automatic.",
+                ),
+                io.Float.Input(
+                    "host_gib",
+                    default=-1.0,
+                    min=-1.0,
+                    max=4096.0,
+                    step=0.001,
+                    round=False,
+                    tooltip="custom only. GiB of host memory that may be page-locked or copied. "
+                    "0 locks nothing and streams from the file; -1 is automatic.",
+                ),
+            ],
+            outputs=[BudgetType.Output("budget", tooltip="For a Courier loader.")],
+        )
+
+    @classmethod
+    def execute(cls, preset: str, vram_gib: float, host_gib: float) -> io.NodeOutput:
+        return io.NodeOutput(budget_from(preset, vram_gib, host_gib))
+
+
+NODES: list[type[io.ComfyNode]] = [CourierBudgetNode]

@@ -1,0 +1,1 @@
+"""The one place that names ComfyUI's internals. Importing it imports ComfyUI and does nothing."""

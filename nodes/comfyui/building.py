@@ -1,0 +1,220 @@
+"""A diffusion model of the core's, built on mapped weights: the file is assigned, never copied.
+
+The core's own steps are called one by one (detection, configuration, construction, loading), with
+the tensors of our mapping in place of tensors read into memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.model_detection
+import comfy.model_management
+import comfy.utils
+import torch
+
+from ...offload_core.host import FileMapping, file_text, open_mapping, resolve_shards
+from ...offload_core.values import CheckpointError, CheckpointFormatError
+from .dtypes import DtypeChoice, choose_dtypes, widens_exactly
+
+_LOG = logging.getLogger("courier")
+_MAPPABLE_SUFFIXES = (".safetensors", ".sft", ".json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state dict and the mappings it lies on. ``note`` says why it is not mapped, or is empty."""
+
+    name: str
+    state_dict: dict[str, torch.Tensor]
+    metadata: dict[str, str]
+    mappings: tuple[FileMapping, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """The core's inner model with its weights in place, and the dtype the core would store each in."""
+
+    model: Any
+    mappings: tuple[FileMapping, ...]
+    stored_dtypes: dict[str, torch.dtype]
+    note: str
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint, mapped where it is a safetensors file (or shards of one).
+
+    Raises: CheckpointError naming the file, before anything was attached to anything.
+    """
+    if path.suffix.lower() not in _MAPPABLE_SUFFIXES:
+        return _read_other_format(path)
+    mappings = tuple(open_mapping(shard) for shard in resolve_shards(path))
+    state_dict: dict[str, torch.Tensor] = {}
+    metadata: dict[str, str] = {}
+    loose = 0
+    for mapping in mappings:
+        metadata.update(mapping.header.metadata)
+        for name, entry in mapping.header.entries.items():
+            if mapping.mappable(entry) is None:
+                state_dict[name] = mapping.tensor(entry)
+            else:
+                state_dict[name] = mapping.read(entry)
+                loose += 1
+    note = f"{loose} tensors of {path.name} are unaligned and were read into memory" if loose else ""
+    return Checkpoint(path.name, state_dict, metadata, mappings, note)
+
+
+def build_diffusion_model(
+    checkpoint: Checkpoint, requested: torch.dtype | None, fp8_optimizations: bool = False
+) -> BuiltModel:
+    """The model in ``checkpoint``, recognised and configured as the core does it.
+
+    Raises: CheckpointFormatError if the core does not know the model, or a weight does not fit it.
+    """
+    # A copy: the core takes keys out of the dict it is given.
+    state_dict = dict(checkpoint.state_dict)
+    metadata: Any = dict(checkpoint.metadata)
+    state_dict, metadata = _convert_old_quants(state_dict, metadata)
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(state_dict)
+    inner = comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True)
+    if inner:
+        state_dict, metadata = _convert_old_quants(inner, metadata)
+    config, state_dict = _recognise(state_dict, metadata, checkpoint.name)
+    choice = choose_dtypes(state_dict, config, requested)
+    config.set_inference_dtype(choice.storage, choice.cast)
+    if fp8_optimizations:
+        config.optimizations["fp8"] = True
+    model = config.get_model(state_dict, "")
+    stored = _assign(model, state_dict, choice, checkpoint.name)
+    model.requires_grad_(False)
+    if checkpoint.note:
+        _LOG.warning("%s", checkpoint.note)
+    return BuiltModel(model, checkpoint.mappings, stored, checkpoint.note)
+
+
+def _read_other_format(path: Path) -> Checkpoint:
+    note = (
+        f"{path.name} is not a safetensors file: its weights were read into memory and count "
+        "against the host budget; convert it to safetensors to leave them in the file"
+    )
+    try:
+        state_dict, metadata = comfy.utils.load_torch_file(
+            str(path), safe_load=True, return_metadata=True
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"{file_text(path)} could not be read ({type(error).__name__}: {error}); "
+            "download it again or convert it to safetensors"
+        ) from error
+    return Checkpoint(path.name, dict(state_dict), dict(metadata or {}), (), note)
+
+
+def _convert_old_quants(
+    state_dict: dict[str, torch.Tensor], metadata: Any
+) -> tuple[dict[str, torch.Tensor], Any]:
+    convert = getattr(comfy.utils, "convert_old_quants", None)
+    if convert is None:
+        return state_dict, metadata
+    converted, metadata = convert(state_dict, "", metadata=metadata)
+    return converted, metadata
+
+
+def _recognise(
+    state_dict: dict[str, torch.Tensor], metadata: Any, name: str
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    detection = comfy.model_detection
+    config = detection.model_config_from_unet(state_dict, "", metadata=metadata)
+    if config is not None:
+        return config, state_dict
+    converted = detection.convert_diffusers_mmdit(state_dict, "")
+    if converted is not None:
+        config = detection.model_config_from_unet(converted, "")
+    else:
+        config = detection.model_config_from_diffusers_unet(state_dict)
+        if config is not None:
+            keys = comfy.utils.unet_to_diffusers(config.unet_config)
+            converted = {keys[k]: state_dict[k] for k in keys if k in state_dict}
+    if config is None or converted is None:
+        raise CheckpointFormatError(
+            f"{name} holds {len(state_dict)} tensors but no diffusion model that this ComfyUI "
+            "knows; choose a diffusion model file (not a text encoder, VAE or LoRA), or update "
+            "ComfyUI"
+        )
+    return config, converted
+
+
+def _assign(
+    model: Any, state_dict: dict[str, torch.Tensor], choice: DtypeChoice, name: str
+) -> dict[str, torch.dtype]:
+    """Load ``state_dict`` by assignment; the dtype the core would store each weight in, by key."""
+    processed = model.model_config.process_unet_state_dict(dict(state_dict))
+    declared = {key: _declared_dtype(model.diffusion_model, key) for key in processed}
+    stored: dict[str, torch.dtype] = {}
+    ready: dict[str, torch.Tensor] = {}
+    for key, tensor in processed.items():
+        dtype = declared[key]
+        reference = choice.reference if dtype in (choice.storage, None) else dtype
+        if reference is None or not tensor.is_floating_point():
+            reference = tensor.dtype
+        ready[key] = _in_usable_dtype(tensor, dtype, reference, choice)
+        stored[f"diffusion_model.{key}"] = reference
+    try:
+        missing, unexpected = model.diffusion_model.load_state_dict(
+            ready, strict=False, assign=True
+        )
+    except RuntimeError as error:
+        raise CheckpointFormatError(
+            f"{name} does not fit the model it was recognised as "
+            f"({type(model).__name__}): {error}"
+        ) from error
+    _refuse_missing(model, missing, name)
+    if unexpected:
+        _LOG.info("%s: %d tensors are not part of the model", name, len(unexpected))
+    return stored
+
+
+def _in_usable_dtype(
+    tensor: torch.Tensor,
+    declared: torch.dtype | None,
+    reference: torch.dtype,
+    choice: DtypeChoice,
+) -> torch.Tensor:
+    """``tensor`` as it is if casting at use gives the core's number, else converted (a copy)."""
+    if declared is None or tensor.dtype == declared or not tensor.is_floating_point():
+        return tensor
+    if choice.cast is not None and (
+        widens_exactly(tensor.dtype, reference) or reference == choice.cast
+    ):
+        return tensor
+    return tensor.to(reference)
+
+
+def _declared_dtype(root: torch.nn.Module, key: str) -> torch.dtype | None:
+    """The dtype the model's code gave this parameter; None for what is no parameter."""
+    path, _, attribute = key.rpartition(".")
+    try:
+        module = root.get_submodule(path)
+    except AttributeError:
+        return None
+    parameter = module._parameters.get(attribute)
+    if parameter is not None:
+        return parameter.dtype
+    # With dynamic VRAM, operations create their parameters only on loading and keep the dtype here.
+    late = getattr(module, f"{attribute}_comfy_model_dtype", None)
+    return late if isinstance(late, torch.dtype) else None
+
+
+def _refuse_missing(model: Any, missing: Sequence[str], name: str) -> None:
+    if not missing:
+        return
+    # The core runs such a model on uninitialised memory after a warning.
+    shown = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
+    raise CheckpointFormatError(
+        f"{name} lacks {len(missing)} weights of {type(model).__name__} ({shown}); the file is "
+        "incomplete or of another model; download it again or choose another"
+    )

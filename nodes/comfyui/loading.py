@@ -1,0 +1,71 @@
+"""Loading a diffusion model under a budget: open, build, attach, register."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import folder_paths
+import torch
+
+from ...offload_core.device import backend_for
+from ...offload_core.run import attach
+from ...offload_core.values import Budget, EngineConfig, read_switches
+from ..service import get_service
+from .attachment import ATTRIBUTE, Attachment
+from .building import BuiltModel, build_diffusion_model, open_checkpoint
+from .patcher import CourierPatcher
+from .runs import add_run_wrappers
+
+WEIGHT_DTYPES = ("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
+"""As the core's own loader offers them."""
+
+
+def diffusion_model_names() -> list[str]:
+    """The files that the core's own loader would offer."""
+    return folder_paths.get_filename_list("diffusion_models")
+
+
+def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> CourierPatcher:
+    """The diffusion model ``name`` with its weights left in the file; nothing is on the device yet.
+
+    Raises: CheckpointError, naming the file, with nothing left behind.
+    """
+    path = Path(folder_paths.get_full_path_or_raise("diffusion_models", name))
+    requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
+                 "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip
+    built = build_diffusion_model(
+        open_checkpoint(path), requested, fp8_optimizations=weight_dtype.endswith("_fast")
+    )
+    return wrap(built, path, budget)
+
+
+def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
+    """A patcher over ``built``, with an engine of its own."""
+    device = comfy.model_management.get_torch_device()
+    backend = backend_for(device)
+    switches = read_switches(os.environ)
+    engine = attach(
+        built.model,
+        backend,
+        built.mappings,
+        EngineConfig(switches=switches),
+        name=path.stem,
+        notes=(built.note,) if built.note else (),
+    )
+    attachment = Attachment(
+        engine=engine,
+        budget=budget,
+        stored_dtypes=built.stored_dtypes,
+        measures_activations=backend.activation_peak_bytes() is not None,
+    )
+    model: Any = built.model
+    setattr(model, ATTRIBUTE, attachment)
+    patcher = CourierPatcher(
+        model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
+    )
+    add_run_wrappers(patcher)
+    get_service().register(engine, path.stem, path.name, backend)
+    return patcher

@@ -1,0 +1,244 @@
+"""A ModelPatcher whose weights belong to a Courier engine.
+
+The core goes on asking its usual questions (how large, how much is loaded, load more, unload
+some) and gets true answers; what it would do to the weights itself is done by the engine. Nothing
+of the core is replaced: this is a subclass, made by our loaders only.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.hooks
+import comfy.model_patcher
+import torch
+from comfy.patcher_extension import CallbacksMP
+
+from ...offload_core.run import LayerEngine
+from ...offload_core.values import EngineState, size_text
+from .attachment import Attachment, attachment_of
+from .lora import PatchAtUse
+
+_LOG = logging.getLogger("courier")
+
+_EVERYTHING_BYTES = 1 << 60
+"""The core says 1e32 for "no limit"; no card has an exbibyte."""
+
+
+class CourierPatcher(comfy.model_patcher.ModelPatcher):
+    """See the head of this file. Clones are made by the core and share model and engine.
+
+    Threads: the prompt worker, as for the core's own patchers.
+    """
+
+    @property
+    def attachment(self) -> Attachment:
+        """What Courier hung on the inner model."""
+        found = attachment_of(self.model)
+        assert found is not None, "a CourierPatcher is only made for a model with an engine"
+        return found
+
+    @property
+    def courier_engine(self) -> LayerEngine:
+        """The engine, for whoever is handed a MODEL and asks where its layers are."""
+        return self.attachment.engine
+
+    def model_size(self) -> int:
+        """What will be on the device: the core makes room for this much before it loads."""
+        return self.attachment.planned_bytes()
+
+    def loaded_size(self) -> int:
+        """What is on the device now: resident weights and slots."""
+        return self.attachment.engine.snapshot().memory.device_bytes
+
+    def get_ram_usage(self) -> int:
+        """Host memory held: copies and page locks. Pages of the file are the system's."""
+        return self.attachment.engine.snapshot().memory.host_bytes
+
+    def pin_weight_to_device(self, key: str) -> None:
+        """Nothing: the core registers memory without the read-only flag, which a mapping refuses."""
+
+    def unpin_weight(self, key: str) -> None:
+        """Nothing: see ``pin_weight_to_device``."""
+
+    def load(
+        self,
+        device_to: torch.device | None = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+    ) -> None:
+        """Load within the user's budget and ``lowvram_model_memory`` bytes, and wire the patches."""
+        with self.use_ejected():
+            self.unpatch_hooks()
+            attachment = self.attachment
+            attachment.private.restore_all()
+            no_limit = full_load or lowvram_model_memory >= _EVERYTHING_BYTES
+            offered = None if no_limit else max(0, int(lowvram_model_memory))
+            engine = attachment.engine
+            engine.load(attachment.budget_within(offered), attachment.activation_bytes)
+            patched = self._wire_patches(force_patch_weights)
+            memory = engine.snapshot().memory
+            _LOG.info(
+                "%s: %s on the device (%s of it slots), %d weights patched at use",
+                type(self.model).__name__,
+                size_text(memory.device_bytes),
+                size_text(memory.slot_bytes),
+                patched,
+            )
+            self._tell_core(device_to, patched)
+            for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
+                callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
+            self.apply_hooks(self.forced_hooks, force_apply=True)
+
+    def partially_load(
+        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
+    ) -> int:
+        """Load with ``extra_memory`` more than now. A changed LoRA re-wires and reloads nothing."""
+        with self.use_ejected(skip_and_inject_on_exit_only=True):
+            before = self.loaded_size()
+            self.unpatch_model(self.offload_device, unpatch_weights=False)
+            self.patch_model(load_weights=False)
+            try:
+                self.load(device_to, before + extra_memory, force_patch_weights)
+            except BaseException:
+                # The core retries nothing here; leave the model as if it had not been asked.
+                self.detach()
+                raise
+            return self.loaded_size() - before
+
+    def partially_unload(
+        self,
+        device_to: torch.device,
+        memory_to_free: float = 0,
+        force_patch_weights: bool = False,
+    ) -> int:
+        """Free at least ``memory_to_free`` device bytes if a smaller plan can; the bytes freed."""
+        attachment = self.attachment
+        engine = attachment.engine
+        if engine.state is not EngineState.LOADED:
+            return 0
+        with self.use_ejected():
+            self.unpatch_hooks()
+            before = self.loaded_size()
+            target = max(0, before - int(memory_to_free))
+            engine.load(attachment.budget_within(target), attachment.activation_bytes)
+            patched = self._wire_patches(force_patch_weights)
+            self._tell_core(self.model.device, patched)
+            return before - self.loaded_size()
+
+    def unpatch_model(
+        self, device_to: torch.device | None = None, unpatch_weights: bool = True
+    ) -> None:
+        """Give the device and the page locks back; parameters are the file's views again."""
+        if unpatch_weights:
+            self.eject_model()
+            self.unpatch_hooks()
+            self.attachment.private.restore_all()
+            self.attachment.engine.unload()
+        # Without a device: the core would call model.to(), which turns views into copies.
+        super().unpatch_model(None, unpatch_weights)
+        if unpatch_weights and device_to is not None:
+            self.model.device = device_to
+
+    def patch_hook_weight_to_device(
+        self,
+        hooks: comfy.hooks.HookGroup,
+        combined_patches: dict[str, Any],
+        key: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """The core writes hooked weights in place; it gets a private one to write into."""
+        if key in combined_patches:
+            self._make_private(key)
+        super().patch_hook_weight_to_device(hooks, combined_patches, key, *args, **kwargs)
+
+    def patch_cached_hook_weights(
+        self, cached_weights: dict[str, Any], key: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """As ``patch_hook_weight_to_device``."""
+        self._make_private(key)
+        super().patch_cached_hook_weights(cached_weights, key, *args, **kwargs)
+
+    def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
+        """The core restores what it wrote; then the original parameters come back."""
+        hooked = frozenset(self.hook_backup)
+        super().unpatch_hooks(whitelist_keys_set)
+        private = self.attachment.private
+        for key in hooked - frozenset(self.hook_backup):
+            if key in private:
+                private.restore(key)
+
+    def _make_private(self, key: str) -> None:
+        private = self.attachment.private
+        if key in private:
+            return
+        weight = self._parameter(key)
+        if weight is None:
+            return
+        if key in self.patches:
+            values = self._patch(key).merged(weight.detach())
+        else:
+            stored = self.attachment.stored_dtypes.get(key, weight.dtype)
+            values = weight.detach().to(stored, copy=True)
+        private.put(self.model, key, values)
+
+    def _wire_patches(self, force_patch_weights: bool) -> int:
+        """Set every patch to be applied at use; how many weights are patched."""
+        patched = 0
+        for name, module in self.model.named_modules():
+            if hasattr(module, "comfy_cast_weights"):
+                patched += self._wire_module(name, module, force_patch_weights)
+            elif not any(True for child in module.children() for _ in child.parameters()):
+                # The core merges into leaves that cast nothing, and ignores parameters that sit
+                # beside child modules; so do we.
+                for attribute in module._parameters:
+                    key = f"{name}.{attribute}" if name else attribute
+                    if key in self.patches:
+                        self._make_private(key)
+                        patched += 1
+        return patched
+
+    def _wire_module(self, name: str, module: Any, force_patch_weights: bool) -> int:
+        comfy.model_patcher.wipe_lowvram_weight(module)
+        patched = 0
+        for attribute, parameter in module._parameters.items():
+            key = f"{name}.{attribute}"
+            if key not in self.patches or parameter is None:
+                continue
+            patched += 1
+            if force_patch_weights or attribute not in ("weight", "bias"):
+                self._make_private(key)
+            else:
+                setattr(module, f"{attribute}_function", [self._patch(key)])
+        for attribute in ("weight", "bias"):
+            wrappers = self.weight_wrapper_patches.get(f"{name}.{attribute}", ())
+            getattr(module, f"{attribute}_function").extend(wrappers)
+        # As the core does for what it offloads: a weight used outside its layer's turn is then
+        # cast from the file's pages instead of failing.
+        module.prev_comfy_cast_weights = module.comfy_cast_weights
+        module.comfy_cast_weights = True
+        return patched
+
+    def _patch(self, key: str) -> PatchAtUse:
+        module = self.model.get_submodule(key.rpartition(".")[0])
+        weight = self._parameter(key)
+        assert weight is not None
+        stored = self.attachment.stored_dtypes.get(key, weight.dtype)
+        return PatchAtUse(key, self.patches[key], module, stored)
+
+    def _parameter(self, key: str) -> torch.nn.Parameter | None:
+        path, _, attribute = key.rpartition(".")
+        return self.model.get_submodule(path)._parameters.get(attribute)
+
+    def _tell_core(self, device_to: torch.device | None, patched: int) -> None:
+        """The fields of the inner model that the core reads after a load."""
+        model = self.model
+        model.model_lowvram = True
+        model.lowvram_patch_counter = patched
+        model.device = device_to
+        model.model_loaded_weight_memory = self.loaded_size()
+        model.model_offload_buffer_memory = 0
+        model.current_weight_patches_uuid = self.patches_uuid

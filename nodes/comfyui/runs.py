@@ -1,0 +1,48 @@
+"""Wrappers around the core's sampling: what the run will need, and its clean beginning and end.
+
+They are plain functions that find the engine through their arguments: a wrapper that held a
+patcher or an engine would keep the model alive in every clone's options.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_management
+import comfy.sampler_helpers
+from comfy.patcher_extension import WrappersMP
+
+from ...offload_core.values import EngineState
+from .attachment import attachment_of
+
+KEY = "courier"
+
+
+def add_run_wrappers(patcher: Any) -> None:
+    """Have sampling with ``patcher`` (and its clones) announce itself to the engine."""
+    patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare)
+    patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, _run)
+
+
+def _prepare(executor: Any, model: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:
+    attachment = attachment_of(model.model)
+    if attachment is not None:
+        # The larger figure: with free memory on the card the core batches both conditionings.
+        estimate, _ = comfy.sampler_helpers.estimate_memory(model, noise_shape, conds)
+        attachment.expect_shape(tuple(noise_shape), int(estimate))
+    return executor(model, noise_shape, conds, *args, **kwargs)
+
+
+def _run(executor: Any, guider: Any, *args: Any, **kwargs: Any) -> Any:
+    attachment = attachment_of(guider.inner_model)
+    # A sampler inside a sampler runs in the outer one's run.
+    if attachment is None or attachment.engine.state is not EngineState.LOADED:
+        return executor(guider, *args, **kwargs)
+    engine = attachment.engine
+    try:
+        with engine.run(comfy.model_management.throw_exception_if_processing_interrupted):
+            return executor(guider, *args, **kwargs)
+    finally:
+        measured = engine.snapshot().memory.activation_peak_bytes
+        if measured is not None and attachment.shape is not None:
+            attachment.measured_activations[attachment.shape] = measured

@@ -1,0 +1,34 @@
+"""Our extension object, and the routes, made when ComfyUI asks for them."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from . import budget_nodes, loader_nodes, status_nodes
+from .comfyui.host import device_memory, server_routes
+from .routes import register_routes
+from .service import get_service
+
+ALL_NODES: list[type[io.ComfyNode]] = [
+    *budget_nodes.NODES,
+    *loader_nodes.NODES,
+    *status_nodes.NODES,
+]
+
+
+class CourierExtension(ComfyExtension):
+    """Lists the nodes."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        """Every node of the pack."""
+        return ALL_NODES
+
+
+def make_extension() -> CourierExtension:
+    """Register the routes (once, and only where there is a server) and give the extension."""
+    service = get_service()
+    service.use_device_probe(device_memory)
+    routes = server_routes()
+    if routes is not None:
+        register_routes(routes, service)
+    return CourierExtension()

@@ -1,0 +1,54 @@
+"""Load Diffusion Model (Courier): the core's loader, with the weights left in the file."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..offload_core.values import Budget
+from .budget_nodes import BudgetType, CourierBudget
+from .comfyui.loading import WEIGHT_DTYPES, diffusion_model_names, load_diffusion_model
+
+
+class CourierLoadDiffusionModel(io.ComfyNode):
+    """A file name and a budget in, a MODEL out that any sampler takes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CourierLoadDiffusionModel",
+            display_name="Load Diffusion Model (Courier)",
+            category="courier",
+            description="Loads a diffusion model whose layers come to the card one by one, within "
+            "a budget. The file is mapped, not copied.",
+            inputs=[
+                io.Combo.Input(
+                    "unet_name",
+                    options=diffusion_model_names(),
+                    tooltip="A file of models/diffusion_models. safetensors files stay on the "
+                    "disk and are mapped; other formats are read into memory.",
+                ),
+                io.Combo.Input(
+                    "weight_dtype",
+                    options=list(WEIGHT_DTYPES),
+                    default="default",
+                    tooltip="default keeps the file's own type, which needs no copy. An fp8 type "
+                    "of a wider file converts it in memory, against the host budget.",
+                ),
+                BudgetType.Input(
+                    "budget",
+                    optional=True,
+                    tooltip="From Courier Budget. Without one, everything is automatic.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="For LoRA loaders, samplers and Courier Status.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, unet_name: str, weight_dtype: str, budget: CourierBudget | None = None
+    ) -> io.NodeOutput:
+        chosen = budget.budget if budget is not None else Budget()
+        return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, chosen))
+
+
+NODES: list[type[io.ComfyNode]] = [CourierLoadDiffusionModel]

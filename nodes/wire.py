@@ -1,0 +1,209 @@
+"""Status records as JSON-ready values, and as a table for people. Pure functions, ASCII text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from ..offload_core.values import LayerRecord, MemoryRecord, Placement, size_text
+from .service import DeviceRecord, ModelRecord, StatusRecord
+
+INDENT = "  "
+
+
+def status_json(record: StatusRecord) -> dict[str, Any]:
+    """The body of ``GET /courier/v1/status``. Null stands for "automatic" and for "not known"."""
+    return {
+        "version": record.version,
+        "boot_id": record.boot_id,
+        "device": dataclasses.asdict(record.device),
+        "host": {
+            "total_bytes": record.host.total_bytes,
+            "available_bytes": record.host.available_bytes,
+            "limit_bytes": record.host.limit_bytes,
+            "source": record.host.source,
+        },
+        "models": [model_json(model) for model in record.models],
+        "notes": list(record.notes),
+    }
+
+
+def model_json(model: ModelRecord) -> dict[str, Any]:
+    """One entry of "models"."""
+    snapshot = model.snapshot
+    return {
+        "id": model.id,
+        "name": model.name,
+        "file": model.file,
+        "state": model.state.value,
+        "budgets": {
+            "device_bytes": snapshot.budget.device_bytes,
+            "host_bytes": snapshot.budget.host_bytes,
+        },
+        "measured": _measured_json(snapshot.memory),
+        "counts": _by_placement(snapshot.layers, lambda layer: 1),
+        "bytes": _by_placement(snapshot.layers, lambda layer: layer.size_bytes),
+        "block_lists": list(snapshot.block_lists),
+        "streamable_layers": snapshot.streamable_layers,
+        "traffic": dataclasses.asdict(snapshot.traffic),
+        "notes": list(snapshot.notes),
+        "layers": [_layer_json(layer) for layer in snapshot.layers],
+    }
+
+
+def _measured_json(memory: MemoryRecord) -> dict[str, int | None]:
+    return {
+        "device_bytes": memory.device_bytes,
+        "device_peak_bytes": memory.device_peak_bytes,
+        "activation_peak_bytes": memory.activation_peak_bytes,
+        "host_locked_bytes": memory.locked_bytes,
+        "host_copied_bytes": memory.copied_bytes,
+        "host_staging_bytes": memory.staging_bytes,
+    }
+
+
+def _layer_json(layer: LayerRecord) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "bytes": layer.size_bytes,
+        "placement": layer.placement.value,
+        "in_place": layer.in_place,
+        "reason": layer.reason,
+        "state": layer.state.value,
+        "dtypes": list(layer.dtypes),
+    }
+
+
+def _by_placement(layers: Iterable[LayerRecord], value: Any) -> dict[str, int]:
+    sums = {placement.value: 0 for placement in Placement}
+    for layer in layers:
+        sums[layer.placement.value] += value(layer)
+    return sums
+
+
+def status_text(record: StatusRecord) -> str:
+    """The status as people read it in a monospaced font: machine, then every model's layers."""
+    host = record.host
+    lines = [
+        f"Courier {record.version}",
+        f"device  {_device_text(record.device)}",
+        f"host    {size_text(host.available_bytes)} available of {size_text(host.total_bytes)} "
+        f"({printable(host.source)})",
+        *_notes(record.notes, indent=""),
+    ]
+    if not record.models:
+        lines += ["", "No model is loaded with Courier."]
+    for model in record.models:
+        lines += ["", *model_lines(model)]
+    return "\n".join(lines)
+
+
+def model_lines(model: ModelRecord) -> list[str]:
+    """One model: where its layers are, what it may take against what it took, and the notes."""
+    snapshot = model.snapshot
+    lists = ", ".join(printable(name) for name in snapshot.block_lists)
+    layers = f"{snapshot.streamable_layers} streamable layers{f' in {lists}' if lists else ''}"
+    traffic = snapshot.traffic
+    lines = [
+        f"{printable(model.name)}: {model.state.value}",
+        f"{INDENT}file     {printable(model.file)}",
+        f"{INDENT}id       {model.id}",
+        f"{INDENT}layers   {layers}",
+        f"{INDENT}placed   {_placed_text(snapshot.layers)}",
+        f"{INDENT}shipped  {traffic.layers_shipped} layers, {size_text(traffic.shipped_bytes)} "
+        f"(prefetched in time {traffic.prefetch_hits}, missed {traffic.prefetch_misses}, "
+        f"discarded {traffic.prefetches_discarded})",
+        *_notes(snapshot.notes, INDENT),
+        "",
+        *_columns(_memory_rows(model), right_aligned={1, 2, 3}),
+    ]
+    if snapshot.layers:
+        lines += ["", *_columns(_layer_rows(snapshot.layers), right_aligned={1})]
+    return lines
+
+
+def printable(text: str) -> str:
+    """``text`` on one line: what would break a line or hide is shown as a question mark."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _device_text(device: DeviceRecord) -> str:
+    if device.total_bytes is None or device.free_bytes is None:
+        return "not known"
+    name = f" ({printable(device.name)})" if device.name else ""
+    return f"{size_text(device.free_bytes)} free of {size_text(device.total_bytes)}{name}"
+
+
+def _placed_text(layers: Sequence[LayerRecord]) -> str:
+    counts = _by_placement(layers, lambda layer: 1)
+    sizes = _by_placement(layers, lambda layer: layer.size_bytes)
+    parts = [
+        f"{count} {placement} ({size_text(sizes[placement])})"
+        for placement, count in counts.items()
+        if count
+    ]
+    return ", ".join(parts) or "nothing"
+
+
+def _notes(notes: Iterable[str], indent: str) -> list[str]:
+    return [f"{indent}! {printable(note)}" for note in notes]
+
+
+def _memory_rows(model: ModelRecord) -> list[tuple[str, ...]]:
+    budget, memory = model.snapshot.budget, model.snapshot.memory
+    activations = memory.activation_peak_bytes
+    return [
+        ("memory", "budget", "now", "peak"),
+        (
+            "device: weights, slots",
+            _budget_text(budget.device_bytes),
+            size_text(memory.device_bytes),
+            size_text(memory.device_peak_bytes),
+        ),
+        (
+            "device: activations",
+            "",
+            "",
+            "not measured" if activations is None else size_text(activations),
+        ),
+        ("host: page-locked", _budget_text(budget.host_bytes), size_text(memory.locked_bytes), ""),
+        ("host: copied", "", size_text(memory.copied_bytes), ""),
+        ("host: staging", "", size_text(memory.staging_bytes), ""),
+    ]
+
+
+def _budget_text(budget_bytes: int | None) -> str:
+    return "auto" if budget_bytes is None else size_text(budget_bytes)
+
+
+def _layer_rows(layers: Sequence[LayerRecord]) -> Iterator[tuple[str, ...]]:
+    """One row for neighbours that differ in nothing but their name."""
+    yield ("layer", "size", "placement", "why")
+    for (size_bytes, placement, in_place, reason), group in groupby(layers, _likeness):
+        members = list(group)
+        name = printable(members[0].name)
+        size = size_text(size_bytes)
+        if len(members) > 1:
+            name = f"{name} - {printable(members[-1].name)} ({len(members)} layers)"
+            size = f"{size} each"
+        where = f"{placement.value}, in place" if in_place else placement.value
+        yield (name, size, where, printable(reason))
+
+
+def _likeness(layer: LayerRecord) -> tuple[int, Placement, bool, str]:
+    return (layer.size_bytes, layer.placement, layer.in_place, layer.reason)
+
+
+def _columns(rows: Iterable[tuple[str, ...]], right_aligned: set[int]) -> list[str]:
+    table = list(rows)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.rjust(width) if column in right_aligned else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((INDENT + "  ".join(cells)).rstrip())
+    return lines
