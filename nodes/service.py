@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import threading
 import unicodedata
@@ -168,11 +169,13 @@ class CourierService:
         """The entries whose engine lives, in the order of registration; forgets the others."""
         with self._lock:
             entries = tuple(self._entries.values())
-        living = tuple(entry for entry in entries if entry.engine() is not None)
+        # Read once: an engine may die between two looks.
+        alive = [entry.engine() is not None for entry in entries]
         with self._lock:
-            for entry in set(entries) - set(living):
-                self._entries.pop(entry.id, None)
-        return living
+            for entry, lives in zip(entries, alive, strict=True):
+                if not lives:
+                    self._entries.pop(entry.id, None)
+        return tuple(itertools.compress(entries, alive))
 
     def _device(self, entries: tuple[_Entry, ...]) -> tuple[DeviceRecord, tuple[str, ...]]:
         """The device, and a note where its driver does not answer."""

@@ -70,7 +70,7 @@ class CourierStatus(io.ComfyNode):
     def fingerprint_inputs(cls, **inputs: Any) -> str:
         """Never the same twice, so that the node runs every time; what is before it does not.
 
-        No NaN: ComfyUI keeps this value in the prompt, and a NaN there is no JSON.
+        No NaN: ComfyUI writes this value into the prompt of saved pictures, where NaN is no JSON.
         """
         return uuid.uuid4().hex
 

@@ -183,13 +183,19 @@ def _layer_rows(layers: Sequence[LayerRecord]) -> Iterator[tuple[str, ...]]:
     yield ("layer", "size", "placement", "why")
     for (size_bytes, placement, in_place, reason), group in groupby(layers, _likeness):
         members = list(group)
-        name = printable(members[0].name)
-        size = size_text(size_bytes)
-        if len(members) > 1:
-            name = f"{name} - {printable(members[-1].name)} ({len(members)} layers)"
-            size = f"{size} each"
+        size = f"{size_text(size_bytes)} each" if len(members) > 1 else size_text(size_bytes)
         where = f"{placement.value}, in place" if in_place else placement.value
-        yield (name, size, where, printable(reason))
+        yield (_names_text(members), size, where, printable(reason))
+
+
+def _names_text(members: Sequence[LayerRecord]) -> str:
+    first, last = printable(members[0].name), printable(members[-1].name)
+    if len(members) == 1:
+        return first
+    # "diffusion_model.blocks.0 - 7": twice the whole path would push the rest out of sight.
+    path, _, number = last.rpartition(".")
+    shared = path == first.rpartition(".")[0]
+    return f"{first} - {number if shared else last} ({len(members)} layers)"
 
 
 def _likeness(layer: LayerRecord) -> tuple[int, Placement, bool, str]:

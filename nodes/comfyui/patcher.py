@@ -16,7 +16,7 @@ import torch
 from comfy.patcher_extension import CallbacksMP
 
 from ...offload_core.run import LayerEngine
-from ...offload_core.values import EngineState, size_text
+from ...offload_core.values import EngineState, Placement, size_text
 from .attachment import Attachment, attachment_of
 from .lora import PatchAtUse
 
@@ -188,9 +188,15 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
     def _wire_patches(self, force_patch_weights: bool) -> int:
         """Set every patch to be applied at use; how many weights are patched."""
         patched = 0
+        streamed = self._streamed_modules()
         for name, module in self.model.named_modules():
             if hasattr(module, "comfy_cast_weights"):
                 patched += self._wire_module(name, module, force_patch_weights)
+                if module in streamed or self.force_cast_weights:
+                    # As the core does for what it offloads: a weight used outside its layer's
+                    # turn is then cast from the file's pages instead of failing.
+                    module.prev_comfy_cast_weights = module.comfy_cast_weights
+                    module.comfy_cast_weights = True
             elif not any(True for child in module.children() for _ in child.parameters()):
                 # The core merges into leaves that cast nothing, and ignores parameters that sit
                 # beside child modules; so do we.
@@ -216,11 +222,16 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         for attribute in ("weight", "bias"):
             wrappers = self.weight_wrapper_patches.get(f"{name}.{attribute}", ())
             getattr(module, f"{attribute}_function").extend(wrappers)
-        # As the core does for what it offloads: a weight used outside its layer's turn is then
-        # cast from the file's pages instead of failing.
-        module.prev_comfy_cast_weights = module.comfy_cast_weights
-        module.comfy_cast_weights = True
         return patched
+
+    def _streamed_modules(self) -> set[torch.nn.Module]:
+        """Every module inside a layer that does not stay on the device."""
+        return {
+            module
+            for record in self.attachment.engine.snapshot().layers
+            if record.placement is not Placement.RESIDENT
+            for module in self.model.get_submodule(record.name).modules()
+        }
 
     def _patch(self, key: str) -> PatchAtUse:
         module = self.model.get_submodule(key.rpartition(".")[0])

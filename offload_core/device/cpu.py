@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
-from ..host import MlockBackend, PageLockBackend
+from ..host import MlockBackend, PageLockBackend, system_memory
 from ..plan import ALIGNMENT
 from ..values import DeviceMemoryError, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory
@@ -53,14 +52,16 @@ class CpuBackend:
         """Anonymous memory, cut to an aligned start."""
         if self.limit_bytes is not None and size_bytes > self.limit_bytes:
             raise DeviceMemoryError(
-                f"{size_text(size_bytes)} asked of a device limited to {size_text(self.limit_bytes)}",
+                f"{size_text(size_bytes)} asked of a device limited to "
+                f"{size_text(self.limit_bytes)}",
                 size_bytes,
             )
         try:
             raw = torch.empty(size_bytes + ALIGNMENT, dtype=torch.uint8)
         except RuntimeError as error:  # torch has no type of its own for a failed CPU allocation
             raise DeviceMemoryError(
-                f"the system has no {size_text(size_bytes)} of memory left; lower the device budget",
+                f"the system has no {size_text(size_bytes)} of memory left; lower the device "
+                "budget",
                 size_bytes,
             ) from error
         start = -raw.data_ptr() % ALIGNMENT
@@ -87,8 +88,8 @@ class CpuBackend:
 
     def memory(self) -> DeviceMemory:
         """The machine's memory: on a CPU, device and host are the same bytes."""
-        memory = psutil.virtual_memory()
-        return DeviceMemory(memory.total, memory.available)
+        memory = system_memory()
+        return DeviceMemory(memory.total_bytes, memory.available_bytes)
 
     def start_activation_peak(self) -> None:
         """Not measurable."""

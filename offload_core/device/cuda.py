@@ -32,7 +32,7 @@ class _RegisterBackend:
         self._device = device
 
     def lock(self, address: int, size_bytes: int) -> str | None:
-        runtime = torch.cuda.cudart()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device):
             code = int(runtime.cudaHostRegister(address, size_bytes, _REGISTER_READ_ONLY))
             if code == 0:
@@ -42,7 +42,8 @@ class _RegisterBackend:
 
     def unlock(self, address: int, size_bytes: int) -> None:
         with torch.cuda.device(self._device):
-            if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if int(runtime.cudaHostUnregister(address)) != 0:
                 self._clear_error()
 
     def _clear_error(self) -> None:
@@ -70,7 +71,7 @@ class CudaBackend:
         self.device = torch.device("cuda", index)
         self.lock_refusal: str | None = None
         self._locker = _RegisterBackend(self.device)
-        self._copy_stream = torch.cuda.Stream(self.device)
+        self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._chunks: list[torch.Tensor] = []
         self._chunk_events: list[torch.cuda.Event | None] = []
         self._allocated_at_start = 0
@@ -110,7 +111,7 @@ class CudaBackend:
 
     def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
         """Issue the copies on the copy stream."""
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._copy_stream):
             if after is not None:
                 assert isinstance(after, torch.cuda.Event)
@@ -134,7 +135,7 @@ class CudaBackend:
 
     def mark(self) -> DeviceEvent:
         """An event on the current stream of this device."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -173,6 +174,6 @@ class CudaBackend:
             # memmove releases the interpreter and needs no second page-fault pass over the file.
             ctypes.memmove(chunk.data_ptr(), piece.source.data_ptr() + start, length)
             piece.destination[start : start + length].copy_(chunk, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._copy_stream)
             self._chunk_events[slot] = event

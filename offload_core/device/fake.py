@@ -52,10 +52,11 @@ class FakePageLocker:
         self.peak_bytes = 0
 
     def lock(self, address: int, size_bytes: int) -> str | None:
-        """Refuses double locks outright: ours is the table that must prevent them."""
+        """Refuses a range that is locked already, as a driver does (error 712)."""
         if self.refuse_after is not None and len(self.locked) >= self.refuse_after:
             return "the fake system has no page locks left"
-        assert address not in self.locked, "locked twice"
+        if address in self.locked:
+            return "the range is locked already"
         self.locked[address] = size_bytes
         self.peak_bytes = max(self.peak_bytes, sum(self.locked.values()))
         return None
@@ -179,6 +180,12 @@ class FakeBackend:
         with self._lock:
             self._perform(event)
             event.passed = True
+            # Marks of one stream pass in order: with this one, all that were made before it.
+            if not event.copies:
+                for block in self._blocks.values():
+                    reader = block.last_reader
+                    if reader is not None and reader.number <= event.number:
+                        reader.passed = True
 
     def memory(self) -> DeviceMemory:
         """The fake capacity."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psutil
 import torch
 
-from ..host import PageLockBackend
+from ..host import PageLockBackend, system_memory
 from ..values import DeviceMemoryError, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory
 
@@ -70,8 +69,8 @@ class SynchronousBackend:
 
     def memory(self) -> DeviceMemory:
         """Unified or unknown: the machine's own figures."""
-        memory = psutil.virtual_memory()
-        return DeviceMemory(memory.total, memory.available)
+        memory = system_memory()
+        return DeviceMemory(memory.total_bytes, memory.available_bytes)
 
     def start_activation_peak(self) -> None:
         """Not measurable in one way on all of these."""

@@ -173,12 +173,9 @@ def _stat(folder: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """The count in a file; None for "max", for no limit at all, and for no such file."""
+    """The count in a file; None for "max", and for no such file."""
     text = _text(path).strip()
-    if not _is_count(text):
-        return None
-    value = int(text)
-    return value if value < _NO_LIMIT_BYTES else None
+    return int(text) if _is_count(text) else None
 
 
 def _is_count(text: str) -> bool:

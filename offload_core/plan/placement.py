@@ -133,8 +133,8 @@ def _choose_resident(request: PlanRequest, sizes: Sequence[int]) -> tuple[frozen
     largest = max(request.layers, key=lambda layer: layer.device_bytes, default=None)
     slot = f", one slot for {largest.name} {size_text(largest.device_bytes)}" if largest else ""
     raise DeviceBudgetError(
-        f"a device budget of {size_text(request.device_budget_bytes)} is too small: weights outside "
-        f"the blocks take {size_text(request.base_device_bytes)}, activations "
+        f"a device budget of {size_text(request.device_budget_bytes)} is too small: weights "
+        f"outside the blocks take {size_text(request.base_device_bytes)}, activations "
         f"{size_text(request.activation_bytes)}{slot}; the smallest that works is "
         f"{size_text(smallest)} ({smallest} bytes)",
         smallest,
@@ -169,9 +169,10 @@ def _choose_locked(
     budget = request.host_budget_bytes
     if budget is not None and 0 < budget < copied:
         raise HostBudgetError(
-            f"a host budget of {size_text(budget)} is too small: {size_text(copied)} of weights had to be "
-            "copied because their file bytes cannot be used as they are; raise the host budget to "
-            f"{size_text(copied)} or load with the file's own dtype, which needs no copy",
+            f"a host budget of {size_text(budget)} is too small: {size_text(copied)} of weights "
+            "had to be copied because their file bytes cannot be used as they are; raise the host "
+            f"budget to {size_text(copied)} ({copied} bytes) or load with the file's own dtype, "
+            "which needs no copy",
             copied,
         )
     lockable = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,7 +51,8 @@ class Order:
         """
         self.wait(interrupt, poll_seconds)
         if self.error is not None:
-            kind = CourierStoppedError if isinstance(self.error, CourierStoppedError) else TransferError
+            stopped = isinstance(self.error, CourierStoppedError)
+            kind = CourierStoppedError if stopped else TransferError
             where = f" from {self.source.file}" if self.source.file else ""
             raise kind(
                 f"layer {self.source.name} could not be brought to the device{where}: "
@@ -62,6 +64,10 @@ class Order:
 
 _STOP = None
 
+EXIT_SECONDS = 1.0
+"""How long the end of the interpreter waits for a copy under way. A thread that comes back from
+torch into a dead interpreter aborts the process, so it is worth a wait, but not a hang."""
+
 
 class Courier:
     """Owns the thread. It is started by the first order and again after it died.
@@ -70,7 +76,14 @@ class Courier:
     Threads: ``ship`` from the compute thread; ``close`` from any.
     """
 
-    def __init__(self, backend: DeviceBackend, name: str, threaded: bool = True) -> None:
+    def __init__(
+        self,
+        backend: DeviceBackend,
+        name: str,
+        threaded: bool = True,
+        patience_seconds: float = 60.0,
+    ) -> None:
+        self.patience_seconds = patience_seconds
         self._backend = backend
         self._name = f"courier-{name}"
         self._threaded = threaded
@@ -101,42 +114,65 @@ class Courier:
             if thread is not None:
                 self._queue.put(_STOP)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=60)
+            thread.join(self.patience_seconds)
             if thread.is_alive():
-                raise StateError(
-                    f"{self._name} did not end within 60 s; its memory is kept. The file it reads "
-                    "may be on a drive that stopped answering"
-                )
+                raise StateError(self.stuck_text())
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller is the courier thread itself (a finalizer may be run there)."""
+        return self._thread is threading.current_thread()
+
+    def stuck_text(self) -> str:
+        """Why nothing can be freed yet, for an error."""
+        return (
+            f"{self._name} did not end its copy within {self.patience_seconds:g} s; its memory is "
+            "kept. The file it reads may be on a drive that stopped answering: try again later"
+        )
 
     def _start(self) -> None:
-        # The thread must not keep the engine alive, so it gets the queue and not its owner.
         # A daemon: a copy stuck on a dead network drive must not keep the process from ending.
-        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        weakref.finalize(thread, _end_at_exit, weakref.ref(thread), self._queue)
+        self._thread = thread
+        thread.start()
 
     def _work(self) -> None:
+        order: Order | None = None
         try:
             self._backend.enter_thread()
-            while True:
-                order = self._queue.get()
-                if order is _STOP:
-                    return
-                assert order is not None
+            while (order := self._queue.get()) is not _STOP:
                 _serve(self._backend, order)
-        finally:
-            with self._lock:
-                self._thread = None
-                self._fail_rest()
+                order = None  # or the idle thread would keep the last order's memory
+            self._end(None, None)
+        except BaseException as error:
+            self._end(order, error)
+            order = None  # the traceback holds this frame
+            raise
 
-    def _fail_rest(self) -> None:
-        while True:
-            try:
-                order = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if order is not None:
-                order.error = CourierStoppedError("the courier thread ended before this order")
-                order.finished.set()
+    def _end(self, order: Order | None, cause: BaseException | None) -> None:
+        """Answer every order; whoever hears of it finds the thread gone and can start anew."""
+        with self._lock:
+            self._thread = None
+            unserved = [order]
+            while not self._queue.empty():
+                unserved.append(self._queue.get_nowait())
+        # The one that ended the thread comes last: its error ends the run, and by then no other
+        # order of that run is left to fail in the next.
+        for rest in reversed(unserved):
+            if rest is not None:
+                rest.error = CourierStoppedError(f"the courier thread ended: {cause!r}")
+                rest.error.__cause__ = cause
+                rest.finished.set()
+
+
+def _end_at_exit(
+    thread_ref: weakref.ref[threading.Thread], orders: queue.SimpleQueue[Order | None]
+) -> None:
+    """Runs when the interpreter ends; when the thread object merely went, it does nothing."""
+    thread = thread_ref()
+    if thread is not None and thread.is_alive():
+        orders.put(_STOP)
+        thread.join(EXIT_SECONDS)
 
 
 def _serve(backend: DeviceBackend, order: Order) -> None:
@@ -145,11 +181,4 @@ def _serve(backend: DeviceBackend, order: Order) -> None:
             order.event = backend.ship(order.source.copies_into(order.memory), order.after)
     except Exception as error:
         order.error = error
-    except BaseException as error:
-        # Whatever ends the thread still answers this order; the thread itself then ends.
-        stopped = CourierStoppedError(f"the courier thread was ended by {type(error).__name__}")
-        stopped.__cause__ = error
-        order.error = stopped
-        raise
-    finally:
-        order.finished.set()
+    order.finished.set()

@@ -9,6 +9,8 @@ parameter, a view on the checkpoint mapping or an ordinary tensor.
 from __future__ import annotations
 
 import contextlib
+import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,10 +59,12 @@ class LayerEngine:
         self._plan: Plan | None = None
         self._handles: list[RemovableHandle] = []
         self._activation_peak_bytes: int | None = None
-        self._notes: tuple[str, ...] = parts.config.switches.notes
+        self._notes: tuple[str, ...] = parts.notes
         self._shutdown = weakref.finalize(
-            self, _shut_down, parts.courier, parts.stream, parts.sources, parts.backend
+            self, _shut_down, parts.courier, self._occupancy, self._handles, parts.backend
         )
+        # The interpreter's end frees everything anyway; only the courier is waited for, shortly.
+        self._shutdown.atexit = False
 
     @property
     def state(self) -> EngineState:
@@ -75,13 +79,18 @@ class LayerEngine:
         """Bring the device to the plan for ``budget``; what already fits the plan stays.
 
         When the device refuses memory that the budget allows, one smaller plan is tried and said
-        in the notes. On any error nothing is on the device and nothing is locked.
+        in the notes. A call that is refused (BudgetError, CheckpointChangedError, StateError)
+        changes nothing; after any other error nothing is on the device and nothing is locked.
 
-        Raises: BudgetError, DeviceMemoryError, CheckpointChangedError.
+        Raises: BudgetError, DeviceMemoryError, CheckpointChangedError, StateError.
         """
+        if self._state not in (EngineState.UNLOADED, EngineState.LOADED):
+            raise StateError(f"the engine is {self._state.value}; it cannot be loaded now")
         request = self._request(budget, activation_bytes)
         plan = make_plan(request)
         self._check_files()
+        if plan == self._plan and budget == self._budget:
+            return plan
         try:
             self._apply(budget, plan)
         except DeviceMemoryError as error:
@@ -89,17 +98,27 @@ class LayerEngine:
             if smaller is None:
                 raise
             plan = make_plan(smaller)
-            note = f"the device had less memory than the budget allows ({error}); a smaller plan runs"
+            note = (
+                f"the device had less memory than the budget allows ({error}); a smaller plan runs"
+            )
             self._apply(budget, plan)
-            self._notes = (*self._parts.config.switches.notes, note)
+            self._notes = (*self._parts.notes, note)
         return plan
 
     def unload(self) -> int:
-        """Leave the device and the page locks; the device bytes given back. Idempotent."""
+        """Leave the device and the page locks; the device bytes given back. Idempotent.
+
+        Raises: StateError during a run, or if the courier is stuck; then everything is kept.
+        """
         if self._state in (EngineState.UNLOADED, EngineState.DETACHED):
             return 0
+        if self._state is EngineState.RUNNING:
+            raise StateError("the engine is running; unload it after the run, or cancel the run")
+        self._parts.stream.settle_orders()
         before = self._occupancy.device_bytes
-        self._move(EngineState.UNLOADING)
+        if self._state is EngineState.LOADED:
+            self._move(EngineState.UNLOADING)
+        # Otherwise a load or an unload failed while it gave back; this call goes on with it.
         with torch.inference_mode(False), torch.no_grad():
             self._occupancy.release()
         self._plan = None
@@ -187,17 +206,20 @@ class LayerEngine:
             self._parts.stream.release(index)
 
     def _apply(self, budget: Budget, plan: Plan) -> None:
+        self._parts.stream.settle_orders()
         self._move(EngineState.LOADING)
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._occupancy.settle_into(plan, budget.host_bytes)
-        except BaseException:
+        except BaseException as error:
+            # The frames below would keep the buffers that were had before the failure.
+            traceback.clear_frames(error.__traceback__)
             with torch.inference_mode(False), torch.no_grad():
                 self._occupancy.release()
             self._plan = None
             self._move(EngineState.UNLOADED)
             raise
-        self._budget, self._plan = budget, plan
+        self._budget, self._plan, self._notes = budget, plan, self._parts.notes
         self._move(EngineState.LOADED)
 
     def _request(self, budget: Budget, activation_bytes: int) -> PlanRequest:
@@ -225,6 +247,7 @@ def attach(
     mappings: Sequence[FileMapping] = (),
     config: EngineConfig | None = None,
     name: str = "model",
+    notes: Sequence[str] = (),
 ) -> LayerEngine:
     """An engine over ``root``; its layers are found, nothing is moved.
 
@@ -232,6 +255,7 @@ def attach(
         root: any module whose weights are on the CPU. Its parameters need no gradient.
         mappings: the checkpoint mappings that some of the weights are views on.
         name: for the courier thread and for messages.
+        notes: what the status has to say about this model from the start.
     Raises: ConfigError if a weight has no data or is on another device already.
     """
     config = config or EngineConfig()
@@ -240,7 +264,7 @@ def attach(
     ledger = HostLedger(NO_LIMIT_BYTES)
     locker = PageLocker(backend.page_locker(), ledger)
     sources = tuple(LayerSource(group, locker) for group in inventory.layers)
-    courier = Courier(backend, name, threaded=config.switches.courier)
+    courier = Courier(backend, name, config.switches.courier, config.patience_seconds)
     stream = LayerStream(
         inventory.layers,
         sources,
@@ -260,6 +284,7 @@ def attach(
         courier=courier,
         stream=stream,
         config=config,
+        notes=(*config.switches.notes, *notes),
     )
     engine = LayerEngine(root, parts)
     engine.hook_layers()
@@ -286,15 +311,26 @@ class _LayerHook:
 
 def _shut_down(
     courier: Courier,
-    stream: LayerStream,
-    sources: Sequence[LayerSource],
+    occupancy: Occupancy,
+    handles: list[RemovableHandle],
     backend: DeviceBackend,
 ) -> None:
-    """End the thread, then free what it used."""
+    """End the thread, then free what it used and give the module its own parameters back."""
+    if courier.is_current_thread():
+        # A garbage collection on the courier thread found its own engine: the thread cannot wait
+        # for itself, so another one does.
+        threading.Thread(
+            target=_shut_down,
+            args=(courier, occupancy, handles, backend),
+            name="courier-shut-down",
+            daemon=True,
+        ).start()
+        return
     courier.close()
-    stream.close()
-    for source in sources:
-        source.release_locks()
+    with torch.inference_mode(False), torch.no_grad():
+        occupancy.release()
+    while handles:
+        handles.pop().remove()
     backend.close()
 
 

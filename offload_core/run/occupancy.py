@@ -35,7 +35,7 @@ class Occupancy:
 
     @property
     def device_bytes(self) -> int:
-        """Resident weights and slots."""
+        """Resident weights, buffers and slots."""
         return self.resident_bytes + self._parts.stream.slot_bytes
 
     def settle_into(self, plan: Plan, host_limit_bytes: int | None) -> None:
@@ -48,6 +48,7 @@ class Occupancy:
         self._publish()
         for index, layer in enumerate(plan.layers):
             parts.sources[index].wants_lock = layer.placement is Placement.PINNED
+            parts.sources[index].lock_refusal = None  # another load may meet a kinder system
             if layer.placement is not Placement.PINNED:
                 parts.sources[index].release_locks()
         # Copies exist and staging is about to: what is left of the budget may be locked.
@@ -86,7 +87,11 @@ class Occupancy:
 
     def _onload(self, group: WeightGroup, source: LayerSource) -> Resident:
         resident = Resident(group, source, self._parts.backend)
-        resident.onload()
+        try:
+            resident.onload()
+        except BaseException:
+            resident.offload()
+            raise
         return resident
 
     def _move_buffers(self, device: torch.device) -> None:
@@ -95,6 +100,8 @@ class Occupancy:
             move_buffers(root, device)
 
     def _publish(self) -> None:
-        base = self._base.size_bytes if self._base is not None else 0
+        base = 0
+        if self._base is not None:
+            base = self._base.size_bytes + self._parts.inventory.buffer_bytes
         self.resident_bytes = base + sum(r.size_bytes for r in self._residents.values())
         self.resident = frozenset(self._residents)

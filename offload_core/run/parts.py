@@ -31,3 +31,4 @@ class EngineParts:
     courier: Courier
     stream: LayerStream
     config: EngineConfig
+    notes: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ def plan_request(
     refusal = backend.lock_refusal if config.switches.in_place else "switched off"
     return PlanRequest(
         layers=layers,
-        base_device_bytes=base.layout.size_bytes + solid_bytes(base),
+        base_device_bytes=base.layout.size_bytes + solid_bytes(base) + inventory.buffer_bytes,
         base_copied_bytes=base.copied_bytes,
         device_budget_bytes=budget.device_bytes,
         host_budget_bytes=budget.host_bytes,

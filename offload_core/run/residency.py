@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -24,10 +22,14 @@ class Resident:
         self._backend = backend
         self._memory = backend.allocate(group.layout.size_bytes)
         self._event: DeviceEvent = backend.ship(source.copies_into(self._memory), None)
-        self._bindings: Bindings = make_bindings(group, self._memory)
-        self._solid = Bindings(
-            group.solid, tuple(_moved(weight, backend.device) for weight in group.solid)
-        )
+        try:
+            self._bindings: Bindings = make_bindings(group, self._memory)
+            self._solid = Bindings(
+                group.solid, tuple(_moved(weight, backend.device) for weight in group.solid)
+            )
+        except BaseException:
+            backend.settle(self._event)  # the copies still write to memory that is about to go
+            raise
 
     @property
     def size_bytes(self) -> int:
@@ -56,16 +58,14 @@ def solid_bytes(group: WeightGroup) -> int:
 
 def move_buffers(root: nn.Module, device: torch.device) -> None:
     """Have every registered buffer on ``device``, values kept (they may change while running)."""
+    # One tensor that two modules hold stays one: they see each other's changes to it.
+    moved: dict[int, torch.Tensor] = {}
     for module in root.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device != device:
-                module._buffers[name] = buffer.to(device)
-
-
-def buffer_bytes(root: nn.Module) -> int:
-    """Bytes of all registered buffers, shared ones once."""
-    buffers: Sequence[torch.Tensor] = list(root.buffers())
-    return sum(buffer.nelement() * buffer.element_size() for buffer in buffers)
+                if id(buffer) not in moved:
+                    moved[id(buffer)] = buffer.to(device)
+                module._buffers[name] = moved[id(buffer)]
 
 
 def _moved(weight: Weight, device: torch.device) -> nn.Parameter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..device import CopyPiece
 from ..host import FileMapping, LockedRange, LockRefused, PageLocker
 from ..plan import Piece
+from ..values import StateError
 from .weights import WeightGroup
 
 
@@ -29,7 +31,10 @@ class LayerSource:
         self.lock_refusal: str | None = None
         self.wants_lock = False
         self._pieces = group.layout.pieces
-        self._keepalive = tuple(weight.home for weight in group.weights)
+        self._weights = tuple(weight for weight in group.weights if weight.extent.size_bytes)
+        # Not the parameters themselves: ``param.data = other`` would let go of the bytes at the
+        # addresses that are read here.
+        self._keepalive = tuple(weight.home.detach() for weight in self._weights)
         self._runs = _mapped_runs(group)
         self._locker = locker
         self._locks: list[LockedRange] = []
@@ -49,7 +54,10 @@ class LayerSource:
 
         Takes the page locks first if they are wanted and due. A refused lock is remembered in
         ``lock_refusal`` and not tried again.
+
+        Raises: StateError if a weight was given other memory: its old values would come silently.
         """
+        self._check_homes()
         if self.wants_lock and not self._locks and self.lock_refusal is None:
             self.lock_refusal = self._lock_all()
         return [
@@ -62,6 +70,14 @@ class LayerSource:
         """Unlock everything."""
         while self._locks:
             self._locks.pop().release()
+
+    def _check_homes(self) -> None:
+        for weight in self._weights:
+            if weight.home.data_ptr() != weight.extent.address:
+                raise StateError(
+                    f"weight {weight.name} was given other memory since it was attached (by .data, "
+                    ".to() or the like); detach the engine before such a change, then attach again"
+                )
 
     def _lock_all(self) -> str | None:
         for mapping, address, size in self._runs:
@@ -84,7 +100,7 @@ class LayerSource:
         )
         return [
             (start, end - start, piece.offset + start - piece.address, self._is_locked(start))
-            for start, end in zip(inside, inside[1:], strict=False)
+            for start, end in itertools.pairwise(inside)
         ]
 
     def _is_locked(self, address: int) -> bool:

@@ -22,12 +22,16 @@ from .weights import WeightGroup
 
 @dataclass(eq=False)
 class Slot:
-    """One reusable device buffer. ``layer`` and ``order`` are None exactly when it is free."""
+    """One reusable device buffer. ``layer`` and ``order`` are None exactly when it is free.
+
+    ``left_over``: its order was still out when the run that gave it ended.
+    """
 
     memory: torch.Tensor
     layer: int | None = None
     order: Order | None = None
     released: DeviceEvent | None = None
+    left_over: bool = False
     bindings: dict[int, Bindings] = field(default_factory=dict)
 
 
@@ -35,8 +39,9 @@ class LayerStream:
     """The slots of one engine and the policy over them.
 
     A wrong prediction costs a wait, never a wrong weight: a layer is bound only after its own
-    order has been collected. Layers do not nest (only outermost block lists are managed), so a
-    layer that is still in use when the next begins was left by an exception and is swept.
+    order has been collected. A layer that is still in use when the next begins may have called it,
+    or was left by an exception that reached no hook; either way it keeps its slot while another
+    can be had, and ``finish`` sweeps what is left.
 
     Threads: the compute thread. ``states`` and ``traffic`` may be read by any.
     """
@@ -79,9 +84,7 @@ class LayerStream:
 
     def close(self) -> None:
         """Take everything off the slots and let them go once no copy or kernel touches them."""
-        for slot in self._slots:
-            if slot.order is not None:
-                slot.order.finished.wait()
+        self.settle_orders()
         self.finish()
         for slot in self._slots:
             if slot.released is not None:
@@ -90,10 +93,21 @@ class LayerStream:
         self._slots = []
         self._streamed = ()
 
+    def settle_orders(self) -> None:
+        """Wait until no order is out. Raises: StateError if the courier is stuck; all is kept."""
+        for slot in self._slots:
+            order = slot.order
+            if order is not None and not order.finished.wait(self._courier.patience_seconds):
+                raise StateError(self._courier.stuck_text())
+
     def acquire(self, index: int) -> None:
         """Have layer ``index`` on the device and bound. Raises: TransferError, or the interrupt."""
-        self._sweep()
+        if self.states[index] is LayerState.IN_USE:
+            return  # left by an exception that reached no hook: its bytes and bindings stand
         slot = self._slot_of(index)
+        if slot is not None and self._is_lost(slot):
+            self._discard(slot)
+            slot = None
         hit = slot is not None
         if slot is None:
             slot = self._take_slot()
@@ -108,7 +122,7 @@ class LayerStream:
         """The layer's work has been issued; its slot is free once that work is done."""
         slot = self._slot_of(index)
         if slot is None or self.states[index] is not LayerState.IN_USE:
-            return  # swept already, by a layer that began inside this one
+            return  # swept already, for a layer that it called when there was one slot
         self._free(slot)
         self._prefetch(index)
 
@@ -122,6 +136,7 @@ class LayerStream:
         for slot in self._slots:
             if slot.order is not None and slot.order.finished.is_set():
                 self._discard(slot)
+            slot.left_over = slot.order is not None
 
     def _collect(self, slot: Slot, index: int) -> None:
         assert slot.order is not None
@@ -146,7 +161,7 @@ class LayerStream:
             self._sources[index], slot.memory[: group.layout.size_bytes], slot.released
         )
         self._courier.ship(order)
-        slot.layer, slot.order, slot.released = index, order, None
+        slot.layer, slot.order, slot.released, slot.left_over = index, order, None, False
         self._move(index, LayerState.LOADING)
         self._count(layers_shipped=1, shipped_bytes=group.size_bytes)
 
@@ -158,6 +173,9 @@ class LayerStream:
         if self._poison:
             slot.memory.fill_(POISON)
         slot.released = self._backend.mark()
+        if slot.order is not None:
+            # The traceback of a failed order holds the order: a cycle that would keep its memory.
+            slot.order.error = None
         self._move(slot.layer, LayerState.ABSENT)
         slot.layer, slot.order = None, None
 
@@ -170,6 +188,13 @@ class LayerStream:
         self._free(slot)
         self._count(prefetches_discarded=1)
 
+    def _is_lost(self, slot: Slot) -> bool:
+        """Whether it waits for an order of an earlier run that failed: not this run's error."""
+        if not slot.left_over or slot.order is None:
+            return False
+        slot.order.wait(self.interrupt, self._poll_seconds)
+        return slot.order.error is not None
+
     def _take_slot(self) -> Slot:
         """A free slot, or the one whose prefetched layer is expected last."""
         for slot in self._slots:
@@ -177,9 +202,13 @@ class LayerStream:
                 return slot
         if not self._slots:
             raise StateError("a layer ran while nothing was loaded to stream it; load first")
+        prefetched = [slot for slot in self._slots if not self._is_in_use(slot)]
+        if not prefetched:
+            self._sweep()
+            return self._slots[0]
         expected = self._expected(self._last, len(self._streamed))
         victim = max(
-            self._slots,
+            prefetched,
             key=lambda slot: expected.index(slot.layer) if slot.layer in expected else 1 << 30,
         )
         self._discard(victim)
@@ -218,8 +247,11 @@ class LayerStream:
 
     def _sweep(self) -> None:
         for slot in self._slots:
-            if slot.layer is not None and self.states[slot.layer] is LayerState.IN_USE:
+            if self._is_in_use(slot):
                 self._free(slot)
+
+    def _is_in_use(self, slot: Slot) -> bool:
+        return slot.layer is not None and self.states[slot.layer] is LayerState.IN_USE
 
     def _slot_of(self, index: int) -> Slot | None:
         return next((slot for slot in self._slots if slot.layer == index), None)

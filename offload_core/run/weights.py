@@ -86,10 +86,14 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Every parameter of a model exactly once, in ``base`` or in one of ``layers``."""
+    """Every parameter of a model exactly once, in ``base`` or in one of ``layers``.
+
+    ``buffer_bytes`` are the registered buffers, shared ones once; all of them stay on the device.
+    """
 
     base: WeightGroup
     layers: tuple[WeightGroup, ...]
+    buffer_bytes: int
 
 
 def take_inventory(
@@ -130,7 +134,8 @@ def take_inventory(
         _group(layer.name, layer.module, members.get(index, []))
         for index, layer in enumerate(layers)
     )
-    return Inventory(base, tuple(groups))
+    buffer_bytes = sum(buffer.nelement() * buffer.element_size() for buffer in root.buffers())
+    return Inventory(base, tuple(groups), buffer_bytes)
 
 
 def _owners(layers_modules: Sequence[nn.Module]) -> dict[int, set[int | None]]:
@@ -159,7 +164,9 @@ def _weight(
     if refusal:
         return Weight(name, parameter, [site], Extent(0, 0), None, refusal)
     if parameter.device.type != "cpu":
-        raise ConfigError(f"weight {name} is on {parameter.device}; move the model to the CPU first")
+        raise ConfigError(
+            f"weight {name} is on {parameter.device}; move the model to the CPU first"
+        )
     address = parameter.data_ptr()
     mapping = next((m for m in mappings if m.holds(address)), None)
     return Weight(name, parameter, [site], Extent(address, _span_bytes(parameter)), mapping, "")
@@ -178,11 +185,12 @@ def _refusal(parameter: nn.Parameter) -> str:
 
 
 def _span_bytes(parameter: nn.Parameter) -> int:
-    """Bytes of storage from the first to the last element; more than the weight's own if strided."""
+    """Bytes of storage from the first to the last element; strides may leave some unused."""
     if parameter.nelement() == 0:
         return 0
     last = sum(
-        (size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+        (size - 1) * stride
+        for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
     )
     return (last + 1) * parameter.element_size()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -50,11 +51,17 @@ class EngineConfig:
     """Reusable device buffers. One is enough to run; the second is what makes copies overlap."""
     interrupt_poll_seconds: float = 0.05
     """How often a wait for the courier asks whether the user cancelled. For people, not safety."""
+    patience_seconds: float = 60.0
+    """How long unload and detach wait for a courier that is stuck on a drive before they refuse."""
     switches: Switches = field(default_factory=Switches)
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ConfigError(f"slots is {self.slots}; at least 1 is needed to stream a layer")
+        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or self.slots < 1:
+            raise ConfigError(f"slots is {self.slots!r}; at least 1 is needed to stream a layer")
+        for name in ("interrupt_poll_seconds", "patience_seconds"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
 
 
 CHUNK_BYTES = 16 * MIB

@@ -59,6 +59,7 @@ ENGINE_MOVES: dict[EngineState, frozenset[EngineState]] = {
         {EngineState.LOADING, EngineState.RUNNING, EngineState.UNLOADING}
     ),
     EngineState.RUNNING: frozenset({EngineState.LOADED}),
+    # UNLOADING stays when giving back failed half-way; unload may then be called again.
     EngineState.UNLOADING: frozenset({EngineState.UNLOADED}),
     EngineState.DETACHED: frozenset(),
 }

@@ -1,0 +1,47 @@
+"""Everything that CI runs: the checks, the panel's unit tests under Node, then pytest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from devtools.browser import ensure_chromium
+from devtools.commands import Prepared
+from devtools.console import DevError, say
+from devtools.lint import lint
+from devtools.paths import Paths
+
+NODE_MINIMUM = 18
+
+
+def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> int:
+    """Run all, also after one has failed. pytest goes last, so that its line closes the output."""
+    chromium = ensure_chromium()
+    say(f"ComfyUI {prepared.program.path}, browser {chromium}")
+    failures = {"lint": lint(paths) != 0, "node": not _node_tests_pass(paths)}
+    failed = [name for name, has_failed in failures.items() if has_failed]
+    if failed:
+        say(f"!! failed: {', '.join(failed)} (see above); the exit status will be 1")
+    say("== pytest")
+    # The entry and not "python -m pytest": that would put the repository root on sys.path.
+    command = [str(paths.venv_scripts / "pytest"), *pytest_arguments]
+    done = subprocess.run(
+        command,
+        cwd=paths.root,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "CHROMIUM_PATH": chromium},
+    )
+    return done.returncode or int(bool(failed))
+
+
+def _node_tests_pass(paths: Paths) -> bool:
+    files = sorted(str(path) for path in (paths.root / "tests" / "panel").glob("*.test.js"))
+    if not files:
+        return True
+    node = shutil.which("node")
+    if node is None:
+        raise DevError(f"the panel's unit tests need Node {NODE_MINIMUM} or newer, as node")
+    say("== node --test")
+    command = [node, "--test", *files]
+    return subprocess.run(command, cwd=paths.root, stdin=subprocess.DEVNULL).returncode == 0

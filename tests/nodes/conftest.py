@@ -1,0 +1,89 @@
+"""The pack loaded as ComfyUI loads it, and tiny models on a fake device. No ComfyUI is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[2]
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One copy of the pack, with its own core, under a name of its own."""
+
+    name: str
+
+    def module(self, path: str) -> ModuleType:
+        """``module("nodes.wire")``."""
+        return importlib.import_module(f"{self.name}.{path}")
+
+
+def load_pack() -> Pack:
+    name = f"custom_nodes_test_copy_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Pack(name)
+
+
+@pytest.fixture(scope="session")
+def pack() -> Pack:
+    return load_pack()
+
+
+@pytest.fixture(scope="session")
+def other_pack() -> Pack:
+    """A second copy, as when its folder is there twice."""
+    return load_pack()
+
+
+@pytest.fixture
+def service(pack: Pack) -> Any:
+    return pack.module("nodes.service").CourierService()
+
+
+@pytest.fixture
+def backend(pack: Pack) -> Any:
+    return pack.module("offload_core.device").FakeBackend(capacity_bytes=1 << 20)
+
+
+class TinyModel(nn.Module):
+    """``blocks`` of one 8 x 8 linear each, and a head outside of them."""
+
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(blocks))
+        self.head = nn.Linear(8, 2)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def make_engine(pack: Pack, backend: Any) -> Callable[..., Any]:
+    """``make_engine(blocks=4)``: an engine over a tiny model. Only the caller keeps it alive."""
+
+    def make(blocks: int = 4) -> Any:
+        return pack.module("offload_core.run").attach(TinyModel(blocks), backend)
+
+    return make
