@@ -17,11 +17,15 @@ ALL_NODES: list[type[io.ComfyNode]] = [
 
 
 class CourierExtension(ComfyExtension):
-    """Lists the nodes."""
+    """Lists the nodes it was given."""
+
+    def __init__(self, nodes: list[type[io.ComfyNode]]) -> None:
+        super().__init__()
+        self._nodes = nodes
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """Every node of the pack."""
-        return ALL_NODES
+        """The nodes of this copy of the pack."""
+        return self._nodes
 
 
 def make_extension() -> CourierExtension:
@@ -29,6 +33,7 @@ def make_extension() -> CourierExtension:
     service = get_service()
     service.use_device_probe(device_memory)
     routes = server_routes()
-    if routes is not None:
-        register_routes(routes, service)
-    return CourierExtension()
+    if routes is not None and not register_routes(routes, service):
+        # Another copy of the pack answers: nodes of ours would fill a status nobody sees.
+        return CourierExtension([])
+    return CourierExtension(ALL_NODES)

@@ -6,7 +6,13 @@ from comfy_api.latest import io
 
 from ..offload_core.values import Budget
 from .budget_nodes import BudgetType, CourierBudget
-from .comfyui.loading import WEIGHT_DTYPES, diffusion_model_names, load_diffusion_model
+from .comfyui.loading import (
+    WEIGHT_DTYPES,
+    diffusion_model_names,
+    file_fingerprint,
+    load_diffusion_model,
+    offered_name,
+)
 
 
 class CourierLoadDiffusionModel(io.ComfyNode):
@@ -42,6 +48,26 @@ class CourierLoadDiffusionModel(io.ComfyNode):
             ],
             outputs=[io.Model.Output(tooltip="For LoRA loaders, samplers and Courier Status.")],
         )
+
+    @classmethod
+    def validate_inputs(cls, unet_name: str | None = None) -> bool | str:
+        """In place of the core's own comparison, which knows one system's separator only.
+
+        None: the name comes from another node and is not known yet.
+        """
+        if unet_name is not None and offered_name(unet_name) is None:
+            return f"{unet_name!r} is not a file of models/diffusion_models"
+        return True
+
+    @classmethod
+    def fingerprint_inputs(
+        cls,
+        unet_name: str | None = None,
+        weight_dtype: str | None = None,
+        budget: CourierBudget | None = None,
+    ) -> str:
+        """A file that was replaced or rewritten is loaded again, not refused from the cache."""
+        return "" if unet_name is None else file_fingerprint(unet_name)
 
     @classmethod
     def execute(

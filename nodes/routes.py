@@ -16,7 +16,7 @@ from .wire import status_json
 STATUS_PATH = "/courier/v1/status"
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("courier")
 
 
 class StatusRoute:

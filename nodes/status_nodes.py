@@ -14,19 +14,6 @@ from .service import CourierService, StatusRecord, get_service
 from .wire import status_json, status_text
 
 
-class _FitsAnywhere(str):
-    """The type "*" as an output. 0.3.75 compares it with an older node's plain "IMAGE" and would
-    refuse the link; equal to everything, it passes. Newer versions know "*" themselves."""
-
-    __slots__ = ()
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-
-_Anything = io.Custom(_FitsAnywhere("*"))
-
-
 class CourierStatus(io.ComfyNode):
     """Runs in every execution and shows the status of that moment."""
 
@@ -53,7 +40,7 @@ class CourierStatus(io.ComfyNode):
             ],
             outputs=[
                 # 0.3.75 refuses an output with the id of an input; only the label may be the same.
-                _Anything.Output(
+                io.AnyType.Output(
                     "passed_on", display_name="anything", tooltip="What came in, unchanged."
                 ),
                 io.String.Output("text", display_name="text", tooltip="The status as a table."),

@@ -10,7 +10,7 @@ import torch
 
 from ...offload_core.host import host_limits
 from ...offload_core.run import LayerEngine
-from ...offload_core.values import Budget, CourierError, DeviceBudgetError
+from ...offload_core.values import Budget, CourierError, DeviceBudgetError, Switches
 from .private_weights import PrivateWeights
 
 ATTRIBUTE = "courier"
@@ -35,6 +35,7 @@ class Attachment:
     engine: LayerEngine
     budget: Budget
     stored_dtypes: Mapping[str, torch.dtype]
+    switches: Switches
     measures_activations: bool
     private: PrivateWeights = field(default_factory=PrivateWeights)
     activation_bytes: int = 0
@@ -48,7 +49,7 @@ class Attachment:
         plan is raised to the smallest one, as the core's own loader would also run then; a user's
         figure that is too small is an error.
         """
-        limit = self.budget.device_bytes
+        limit = self._device_limit()
         if offered_bytes is not None:
             offer = max(offered_bytes + self.activation_bytes, self._smallest())
             limit = offer if limit is None else min(limit, offer)
@@ -58,13 +59,19 @@ class Attachment:
         """The user's host figure, or the automatic one for the machine as it is now."""
         if self.budget.host_bytes is not None:
             return self.budget.host_bytes
-        held = self.engine.snapshot().memory.host_bytes
-        return int((host_limits().available_bytes + held) * _AUTOMATIC_HOST_SHARE)
+        memory = self.engine.snapshot().memory
+        # What a GPU driver has locked, neither psutil nor a control group counts as used.
+        locked_unseen = memory.locked_bytes if self.measures_activations else 0
+        free = host_limits(driver_locked_bytes=locked_unseen).available_bytes
+        usable = free + memory.host_bytes
+        if self.switches.pretend_host_bytes is not None:
+            usable = min(usable, self.switches.pretend_host_bytes)
+        return int(usable * _AUTOMATIC_HOST_SHARE)
 
     def planned_bytes(self) -> int:
         """Device bytes of weights and slots once loaded as the user asked."""
         try:
-            plan = self.engine.plan(Budget(self.budget.device_bytes, 0), self.activation_bytes)
+            plan = self.engine.plan(Budget(self._device_limit(), 0), self.activation_bytes)
         except DeviceBudgetError as error:
             return error.smallest_bytes
         except CourierError:
@@ -76,6 +83,10 @@ class Attachment:
         self.shape = shape
         if self.measures_activations:
             self.activation_bytes = self.measured_activations.get(shape, estimated_bytes)
+
+    def _device_limit(self) -> int | None:
+        figures = (self.budget.device_bytes, self.switches.pretend_device_bytes)
+        return min((figure for figure in figures if figure is not None), default=None)
 
     def _smallest(self) -> int:
         try:

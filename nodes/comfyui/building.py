@@ -161,7 +161,11 @@ def _assign(
         reference = choice.reference if dtype in (choice.storage, None) else dtype
         if reference is None or not tensor.is_floating_point():
             reference = tensor.dtype
-        ready[key] = _in_usable_dtype(tensor, dtype, reference, choice)
+        if _is_buffer(model.diffusion_model, key):
+            # Nothing casts a buffer at use: it has to be what the core would hold.
+            ready[key] = tensor.to(reference)
+        else:
+            ready[key] = _in_usable_dtype(tensor, dtype, reference, choice)
         stored[f"diffusion_model.{key}"] = reference
     try:
         missing, unexpected = model.diffusion_model.load_state_dict(
@@ -195,18 +199,28 @@ def _in_usable_dtype(
 
 
 def _declared_dtype(root: torch.nn.Module, key: str) -> torch.dtype | None:
-    """The dtype the model's code gave this parameter; None for what is no parameter."""
+    """The dtype the model's code gave this parameter or buffer; None for what is neither."""
     path, _, attribute = key.rpartition(".")
     try:
         module = root.get_submodule(path)
     except AttributeError:
         return None
-    parameter = module._parameters.get(attribute)
-    if parameter is not None:
-        return parameter.dtype
+    held = module._parameters.get(attribute)
+    if held is None:
+        held = module._buffers.get(attribute)
+    if held is not None:
+        return held.dtype
     # With dynamic VRAM, operations create their parameters only on loading and keep the dtype here.
     late = getattr(module, f"{attribute}_comfy_model_dtype", None)
     return late if isinstance(late, torch.dtype) else None
+
+
+def _is_buffer(root: torch.nn.Module, key: str) -> bool:
+    path, _, attribute = key.rpartition(".")
+    try:
+        return attribute in root.get_submodule(path)._buffers
+    except AttributeError:
+        return False
 
 
 def _refuse_missing(model: Any, missing: Sequence[str], name: str) -> None:

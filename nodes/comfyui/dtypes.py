@@ -39,7 +39,7 @@ def choose_dtypes(
     device = comfy.model_management.get_torch_device()
     # 0.3.75 names it scaled_fp8 and layer_quant_config, newer versions quant_config.
     quantised = any(
-        getattr(model_config, name, None) is not None
+        _config_value(model_config, name) is not None
         for name in ("scaled_fp8", "quant_config", "layer_quant_config")
     )
     reference = requested or comfy.model_management.unet_dtype(
@@ -66,6 +66,11 @@ def widens_exactly(narrow: torch.dtype, wide: torch.dtype) -> bool:
     if narrow in (torch.float16, torch.bfloat16):
         return wide in (torch.float32, torch.float64)
     return narrow == torch.float32 and wide == torch.float64
+
+
+def _config_value(model_config: Any, name: str) -> Any:
+    # Not getattr: the core's configs answer for names they lack, with a warning in the log.
+    return vars(model_config).get(name, vars(type(model_config)).get(name))
 
 
 def _compute_dtype(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import comfy.model_management
+import torch
 from aiohttp import web
 
-from ...offload_core.device import DeviceMemory, backend_for
+from ...offload_core.device import DeviceBackend, DeviceMemory, backend_for
 
 
 def server_routes() -> web.RouteTableDef | None:
@@ -20,4 +23,10 @@ def server_routes() -> web.RouteTableDef | None:
 
 def device_memory() -> DeviceMemory:
     """Memory of the device that ComfyUI computes on, as its driver tells it."""
-    return backend_for(comfy.model_management.get_torch_device()).memory()
+    return _backend(comfy.model_management.get_torch_device()).memory()
+
+
+@functools.lru_cache(maxsize=4)
+def _backend(device: torch.device) -> DeviceBackend:
+    # Kept: a backend has a stream of its own, too much for a question asked every second.
+    return backend_for(device)

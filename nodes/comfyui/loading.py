@@ -11,8 +11,9 @@ import folder_paths
 import torch
 
 from ...offload_core.device import backend_for
+from ...offload_core.host import FileIdentity, resolve_shards
 from ...offload_core.run import attach
-from ...offload_core.values import Budget, EngineConfig, read_switches
+from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
 from ..service import get_service
 from .attachment import ATTRIBUTE, Attachment
 from .building import BuiltModel, build_diffusion_model, open_checkpoint
@@ -28,12 +29,35 @@ def diffusion_model_names() -> list[str]:
     return folder_paths.get_filename_list("diffusion_models")
 
 
+def offered_name(name: str) -> str | None:
+    """The offered file that ``name`` means; None if there is none.
+
+    A workflow saved on Windows says ``sub\\model.safetensors`` and one saved elsewhere
+    ``sub/model.safetensors``. Only ever an entry of the list, so no name leads out of the folders.
+    """
+    names = diffusion_model_names()
+    if name in names:
+        return name
+    wanted = name.replace("\\", "/")
+    return next((known for known in names if known.replace("\\", "/") == wanted), None)
+
+
+def file_fingerprint(name: str) -> str:
+    """What changes when a file of the model does: ComfyUI then runs the loader node again."""
+    path = _path_of(name)
+    try:
+        files = resolve_shards(path)
+    except CourierError:
+        files = (path,)  # the loader itself will say what is wrong with it
+    return " ".join(_identity_text(file) for file in files)
+
+
 def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> CourierPatcher:
     """The diffusion model ``name`` with its weights left in the file; nothing is on the device yet.
 
     Raises: CheckpointError, naming the file, with nothing left behind.
     """
-    path = Path(folder_paths.get_full_path_or_raise("diffusion_models", name))
+    path = _path_of(name)
     requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
                  "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip
     built = build_diffusion_model(
@@ -45,8 +69,8 @@ def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> Courie
 def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
     """A patcher over ``built``, with an engine of its own."""
     device = comfy.model_management.get_torch_device()
-    backend = backend_for(device)
     switches = read_switches(os.environ)
+    backend = backend_for(device, switches.pretend_device_bytes)
     engine = attach(
         built.model,
         backend,
@@ -54,11 +78,13 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
         EngineConfig(switches=switches),
         name=path.stem,
         notes=(built.note,) if built.note else (),
+        budget=budget,
     )
     attachment = Attachment(
         engine=engine,
         budget=budget,
         stored_dtypes=built.stored_dtypes,
+        switches=switches,
         measures_activations=backend.activation_peak_bytes() is not None,
     )
     model: Any = built.model
@@ -69,3 +95,15 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
     add_run_wrappers(patcher)
     get_service().register(engine, path.stem, path.name, backend)
     return patcher
+
+
+def _path_of(name: str) -> Path:
+    return Path(folder_paths.get_full_path_or_raise("diffusion_models", offered_name(name) or name))
+
+
+def _identity_text(file: Path) -> str:
+    try:
+        identity = FileIdentity.of(file)
+    except OSError:
+        return "unreadable"
+    return f"{identity.device}:{identity.inode}:{identity.size_bytes}:{identity.mtime_ns}"

@@ -121,6 +121,8 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             return 0
         with self.use_ejected():
             self.unpatch_hooks()
+            # Before the layers leave: a private weight hides the device's own, which would stay.
+            attachment.private.restore_all()
             before = self.loaded_size()
             target = max(0, before - int(memory_to_free))
             engine.load(attachment.budget_within(target), attachment.activation_bytes)
@@ -205,7 +207,16 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
                     if key in self.patches:
                         self._make_private(key)
                         patched += 1
+        if force_patch_weights:
+            self._store_as_core_would()
         return patched
+
+    def _store_as_core_would(self) -> None:
+        """The core is about to save the model: every weight in the dtype it would have held."""
+        for key, stored in self.attachment.stored_dtypes.items():
+            weight = self._parameter(key)
+            if weight is not None and weight.dtype != stored:
+                self._make_private(key)
 
     def _wire_module(self, name: str, module: Any, force_patch_weights: bool) -> int:
         comfy.model_patcher.wipe_lowvram_weight(module)

@@ -14,14 +14,17 @@ from .cpu import CpuBackend
 from .fake import POISON, FakeBackend, FakeEvent, FakePageLocker
 
 
-def backend_for(device: torch.device) -> DeviceBackend:
-    """The backend that drives ``device``. Other accelerators use the synchronous path."""
+def backend_for(device: torch.device, limit_bytes: int | None = None) -> DeviceBackend:
+    """The backend that drives ``device``. Other accelerators use the synchronous path.
+
+    ``limit_bytes`` caps what may be allocated, where the backend can; a test setting.
+    """
     if device.type == "cuda":
         from .cuda import CudaBackend
 
-        return CudaBackend(device)
+        return CudaBackend(device, limit_bytes)
     if device.type == "cpu":
-        return CpuBackend()
+        return CpuBackend(limit_bytes)
     from .synchronous import SynchronousBackend
 
     return SynchronousBackend(device)

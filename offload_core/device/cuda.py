@@ -9,6 +9,8 @@ because the engine keeps the slot alive until both its events have passed.
 from __future__ import annotations
 
 import ctypes
+import platform
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -56,6 +58,17 @@ class _RegisterBackend:
             torch.zeros(1, device=self._device)
 
 
+def _lock_refusal() -> str | None:
+    """Why pages of a file are not locked on this system, or None."""
+    if sys.platform == "win32":
+        return "on Windows, transfers from registered file pages are reported to be corrupted"
+    if "microsoft" in platform.release().lower():
+        return "under WSL, the system limits page locks to a fraction of a GiB"
+    if torch.version.hip is not None:
+        return "ROCm has not been tried with read-only file pages"
+    return None
+
+
 class CudaBackend:
     """Streams and events of one CUDA or ROCm device.
 
@@ -66,10 +79,14 @@ class CudaBackend:
     name = "cuda"
     staging_bytes = _CHUNKS * CHUNK_BYTES
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+        """``limit_bytes`` caps what torch may allocate on the device, for tests."""
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        self.lock_refusal: str | None = None
+        if limit_bytes is not None:
+            share = min(1.0, limit_bytes / torch.cuda.get_device_properties(index).total_memory)
+            torch.cuda.set_per_process_memory_fraction(share, index)
+        self.lock_refusal = _lock_refusal()
         self._locker = _RegisterBackend(self.device)
         self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._chunks: list[torch.Tensor] = []
@@ -117,14 +134,14 @@ class CudaBackend:
                 assert isinstance(after, torch.cuda.Event)
                 # The slot's last layer may still be executing; only its event makes it ours.
                 self._copy_stream.wait_event(after)
-            for piece in pieces:
-                if piece.locked:
-                    piece.destination.copy_(piece.source, non_blocking=True)
-                elif self._chunks:
-                    self._ship_through_chunks(piece)
-                else:
-                    # No staging in the budget: the driver copies from pageable memory, blocking.
-                    piece.destination.copy_(piece.source)
+            try:
+                for piece in pieces:
+                    self._ship_piece(piece)
+            except BaseException:
+                # No event will tell when the pieces already issued are done, and the caller is
+                # about to take the memory for free.
+                self._copy_stream.synchronize()
+                raise
             done.record(self._copy_stream)
         return done
 
@@ -161,6 +178,15 @@ class CudaBackend:
     def close(self) -> None:
         """Drop the chunks once their last copies are done."""
         self.reserve_staging(0)
+
+    def _ship_piece(self, piece: CopyPiece) -> None:
+        if piece.locked:
+            piece.destination.copy_(piece.source, non_blocking=True)
+        elif self._chunks:
+            self._ship_through_chunks(piece)
+        else:
+            # No staging in the budget: the driver copies from pageable memory, blocking.
+            piece.destination.copy_(piece.source)
 
     def _ship_through_chunks(self, piece: CopyPiece) -> None:
         size = piece.source.numel()

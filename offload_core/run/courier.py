@@ -25,15 +25,25 @@ from .source import LayerSource
 class Order:
     """Bring ``source`` into ``memory`` once ``after`` has passed.
 
-    ``finished`` is set after ``event`` or ``error`` was written; readers wait for it first.
+    ``finished`` is set after ``event`` or ``error`` was written; readers wait for it first. By
+    then the order holds ``memory`` no longer: whoever frees it next frees it at once, although
+    the courier thread may still be on its way back to the queue with this order in hand.
     """
 
     source: LayerSource
-    memory: torch.Tensor
+    memory: torch.Tensor | None
     after: DeviceEvent | None
     finished: threading.Event = field(default_factory=threading.Event)
     event: DeviceEvent | None = None
     error: BaseException | None = None
+    called_off: bool = False
+    """Set by the compute thread: nobody needs it any more. An order not yet begun then finishes
+    with neither event nor error; one that is under way is served as if nothing had been said."""
+
+    def finish(self) -> None:
+        """Say that it was served, one way or the other. Threads: whoever served it."""
+        self.memory = None
+        self.finished.set()
 
     def wait(self, interrupt: Callable[[], None] | None, poll_seconds: float) -> None:
         """Wait until the order was served, one way or the other; see ``collect``."""
@@ -162,7 +172,7 @@ class Courier:
             if rest is not None:
                 rest.error = CourierStoppedError(f"the courier thread ended: {cause!r}")
                 rest.error.__cause__ = cause
-                rest.finished.set()
+                rest.finish()
 
 
 def _end_at_exit(
@@ -176,9 +186,13 @@ def _end_at_exit(
 
 
 def _serve(backend: DeviceBackend, order: Order) -> None:
+    assert order.memory is not None
+    if order.called_off:
+        order.finish()
+        return
     try:
         with torch.inference_mode(False), torch.no_grad():
             order.event = backend.ship(order.source.copies_into(order.memory), order.after)
     except Exception as error:
         order.error = error
-    order.finished.set()
+    order.finish()

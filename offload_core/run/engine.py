@@ -55,7 +55,7 @@ class LayerEngine:
         self._parts = parts
         self._occupancy = Occupancy(root, parts)
         self._state = EngineState.UNLOADED
-        self._budget = Budget()
+        self._budget = parts.budget
         self._plan: Plan | None = None
         self._handles: list[RemovableHandle] = []
         self._activation_peak_bytes: int | None = None
@@ -141,6 +141,7 @@ class LayerEngine:
         self._parts.backend.start_activation_peak()
         try:
             yield
+            self._parts.stream.wind_down()
         finally:
             # Also for a cancel, which is no Exception and reaches no post-hook.
             with torch.inference_mode(False), torch.no_grad():
@@ -248,6 +249,7 @@ def attach(
     config: EngineConfig | None = None,
     name: str = "model",
     notes: Sequence[str] = (),
+    budget: Budget | None = None,
 ) -> LayerEngine:
     """An engine over ``root``; its layers are found, nothing is moved.
 
@@ -256,6 +258,7 @@ def attach(
         mappings: the checkpoint mappings that some of the weights are views on.
         name: for the courier thread and for messages.
         notes: what the status has to say about this model from the start.
+        budget: what the status shows until the first load.
     Raises: ConfigError if a weight has no data or is on another device already.
     """
     config = config or EngineConfig()
@@ -285,6 +288,7 @@ def attach(
         stream=stream,
         config=config,
         notes=(*config.switches.notes, *notes),
+        budget=budget or Budget(),
     )
     engine = LayerEngine(root, parts)
     engine.hook_layers()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..device import DeviceBackend
 from ..host import FileMapping, HostLedger
 from ..plan import BlockList
-from ..values import EngineConfig
+from ..values import Budget, EngineConfig
 from .courier import Courier
 from .source import LayerSource
 from .stream import LayerStream
@@ -31,4 +31,5 @@ class EngineParts:
     courier: Courier
     stream: LayerStream
     config: EngineConfig
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    budget: Budget

@@ -95,6 +95,7 @@ class LayerStream:
 
     def settle_orders(self) -> None:
         """Wait until no order is out. Raises: StateError if the courier is stuck; all is kept."""
+        self._call_off()
         for slot in self._slots:
             order = slot.order
             if order is not None and not order.finished.wait(self._courier.patience_seconds):
@@ -126,17 +127,28 @@ class LayerStream:
         self._free(slot)
         self._prefetch(index)
 
-    def finish(self) -> None:
-        """End of a run: nothing stays in use, and prefetches nobody came for are dropped.
+    def wind_down(self) -> None:
+        """End of a run that went well: wait for the copy under way. Raises: the interrupt.
 
-        Never waits for the courier (a cancel must not hang on a slow drive): an order still out
+        Nothing may read the file between runs: whoever truncated it then would end the process
+        with SIGBUS.
+        """
+        self._call_off()
+        for slot in self._slots:
+            if slot.order is not None:
+                slot.order.wait(self.interrupt, self._poll_seconds)
+
+    def finish(self) -> None:
+        """End of any run: nothing stays in use, and prefetches nobody came for are dropped.
+
+        Never waits for the courier (a cancel must not hang on a slow drive): an order under way
         keeps its slot, and is collected by the next run or waited for by ``close``.
         """
         self._sweep()
+        self._call_off()
         for slot in self._slots:
             if slot.order is not None and slot.order.finished.is_set():
                 self._discard(slot)
-            slot.left_over = slot.order is not None
 
     def _collect(self, slot: Slot, index: int) -> None:
         assert slot.order is not None
@@ -189,11 +201,17 @@ class LayerStream:
         self._count(prefetches_discarded=1)
 
     def _is_lost(self, slot: Slot) -> bool:
-        """Whether it waits for an order of an earlier run that failed: not this run's error."""
+        """Whether it has an order of an earlier run that was dropped, or failed: not our error."""
         if not slot.left_over or slot.order is None:
             return False
         slot.order.wait(self.interrupt, self._poll_seconds)
-        return slot.order.error is not None
+        return slot.order.event is None
+
+    def _call_off(self) -> None:
+        for slot in self._slots:
+            if slot.order is not None and not slot.order.finished.is_set():
+                slot.order.called_off = True
+                slot.left_over = True
 
     def _take_slot(self) -> Slot:
         """A free slot, or the one whose prefetched layer is expected last."""

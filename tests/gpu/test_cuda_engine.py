@@ -42,7 +42,9 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.final = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor, order: tuple[int, ...] = tuple(range(LAYERS))) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, order: tuple[int, ...] = tuple(range(LAYERS))
+    ) -> torch.Tensor:
         x = self.embed(x)
         for index in order:
             x = self.blocks[index](x)

@@ -1,0 +1,761 @@
+"""What the core asks of a model, asked of ours: patches, clones, sizes, unloading, cancelling.
+
+Usage: patcher.py [PART ...]   (all parts when none is named)
+Prints "ok PART: what" or "FAIL PART: what", one line a comparison. The part ``core`` must come
+first: it looks at the core before the pack is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import shutil
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import bootstrap
+import torch
+
+bootstrap.load_comfyui()
+
+import comfy.hooks  # noqa: E402
+import comfy.lora  # noqa: E402
+import comfy.model_base  # noqa: E402
+import comfy.model_management as management  # noqa: E402
+import comfy.model_patcher  # noqa: E402
+import comfy.ops  # noqa: E402
+import comfy.patcher_extension  # noqa: E402
+import comfy.sample  # noqa: E402
+import comfy.sampler_helpers  # noqa: E402
+import comfy.samplers  # noqa: E402
+import comfy.sd  # noqa: E402
+import comfy.utils  # noqa: E402
+import folder_paths  # noqa: E402
+from comfy.cli_args import args as core_args  # noqa: E402
+
+CORE = (
+    comfy.hooks, comfy.lora, comfy.model_base, management, comfy.model_patcher, comfy.ops,
+    comfy.patcher_extension, comfy.sample, comfy.sampler_helpers, comfy.samplers, comfy.sd,
+    comfy.utils, folder_paths, torch, torch.nn, torch.nn.functional, torch.nn.modules.module,
+)  # fmt: skip
+
+
+def attributes(modules: tuple[ModuleType, ...]) -> dict[str, Any]:
+    """Every function and class of these modules, and every attribute of those classes."""
+    found: dict[str, Any] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, (type, FunctionType)) or callable(value):
+                found[f"{module.__name__}.{name}"] = value
+            if isinstance(value, type):
+                for inner, held in vars(value).items():
+                    if isinstance(held, (FunctionType, classmethod, staticmethod, property)):
+                        found[f"{module.__name__}.{name}.{inner}"] = held
+    return found
+
+
+BEFORE = attributes(CORE)
+pack = bootstrap.load_pack()
+loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
+values = bootstrap.submodule(pack, "offload_core.values")
+host = bootstrap.submodule(pack, "offload_core.host")
+service = bootstrap.submodule(pack, "nodes.service")
+AFTER_IMPORT = attributes(CORE)
+
+MIB = 2**20
+failures: list[str] = []
+part = ""
+
+
+class CoreWarnings(logging.Handler):
+    """What the core says when it finds a model that nobody can reach and that will not die."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.leaks: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "memory leak" in text:
+            self.leaks.append(text)
+
+
+warnings = CoreWarnings()
+logging.getLogger().addHandler(warnings)
+logging.getLogger().setLevel(logging.INFO)
+
+
+def check(what: str, passed: bool) -> None:
+    print(f"{'ok  ' if passed else 'FAIL'} {part}: {what}", flush=True)
+    if not passed:
+        failures.append(f"{part}: {what}")
+
+
+def same(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    check(what, torch.equal(got, want))
+
+
+def courier(key: str = "wan", budget: Any = None, file: Path | None = None) -> Any:
+    name = (file or bootstrap.model_file(key)).name
+    model = loading.load_diffusion_model(name, "default", budget or values.Budget())
+    # Plans are for the weights alone.
+    model.attachment.measures_activations = False
+    return model
+
+
+def stock(key: str = "wan", file: Path | None = None) -> Any:
+    return comfy.sd.load_diffusion_model(str(file or bootstrap.model_file(key)))
+
+
+def budgets(key: str = "wan", file: Path | None = None) -> dict[str, Any]:
+    engine = courier(key, file=file).courier_engine
+    full = engine.plan(values.Budget(None, 0)).device_bytes
+    try:
+        engine.plan(values.Budget(0, 0))
+        raise AssertionError("nothing at all was enough")
+    except values.DeviceBudgetError as error:
+        smallest = error.smallest_bytes
+    return {
+        "resident": values.Budget(full, 0),
+        "mixed": values.Budget((smallest + full) // 2, 4 * full),
+        "smallest": values.Budget(smallest, 0),
+    }
+
+
+def sample(model: Any, cfg: float = 1.0, batch: int = 1, steps: int = 2, **more: Any) -> torch.Tensor:
+    shape = (batch, *bootstrap.latent_shape(model)[1:])
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    positive, negative = bootstrap.conditioning(model, 0), bootstrap.conditioning(model, 1)
+    return comfy.sample.sample(
+        model, noise, steps, cfg, "euler", "simple", positive, negative, torch.zeros(shape),
+        seed=5, disable_pbar=True, **more,
+    )  # fmt: skip
+
+
+@contextmanager
+def copy_of(key: str, name: str) -> Iterator[Path]:
+    """A file of its own among the diffusion models, gone afterwards."""
+    file = bootstrap.model_file(key).with_name(name)
+    shutil.copyfile(bootstrap.model_file(key), file)
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {k: v.detach().clone() for k, v in model.model.diffusion_model.state_dict().items()}
+
+
+def homes_in_file(model: Any, file: Path) -> bool:
+    """Whether every parameter that the file could hold lies in its mapping now."""
+    lines = [line for line in host.maps_lines() if line.path.endswith(file.name)]
+    pointers = [p.data_ptr() for p in model.model.parameters() if p.numel()]
+    return all(any(line.start <= pointer < line.end for line in lines) for pointer in pointers)
+
+
+def anonymous_bytes() -> int:
+    return host.process_memory().rss_anon_bytes
+
+
+# ---------------------------------------------------------------- parts
+
+
+def core() -> None:
+    check("importing replaces no attribute of the core or of torch", differences(AFTER_IMPORT) == [])
+    model = courier(budget=budgets()["mixed"])
+    sample(bootstrap.add_lora(model, "wan_lora"))
+    management.unload_all_models()
+    found = differences(attributes(CORE))
+    check(f"using it replaces none either {found[:3]}", found == [])
+    check(f"there was something to compare ({len(BEFORE)})", len(BEFORE) > 1000)
+
+
+def differences(now: dict[str, Any]) -> list[str]:
+    return [name for name, value in BEFORE.items() if now.get(name) is not value]
+
+
+def dtypes() -> None:
+    """A dtype forced by the user, or a file that mixes them, changes nothing but where bytes are."""
+    for key in ("wan", "sd3"):
+        for name in ("fp32_unet", "bf16_unet", "fp16_unet"):
+            with forced(name):
+                plain = stock(key)
+                want, patched = sample(plain), sample(bootstrap.add_lora(plain, f"{key}_lora"))
+                for plan in ("resident", "smallest"):
+                    model = courier(key, budgets(key)[plan])
+                    same(f"{key} {name} {plan}", sample(model), want)
+                    lora = bootstrap.add_lora(model, f"{key}_lora")
+                    same(f"{key} {name} {plan} with a LoRA", sample(lora), patched)
+                    charged(f"{key} {name} {plan}", model)
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    setattr(core_args, name, True)
+    try:
+        yield
+    finally:
+        setattr(core_args, name, False)
+
+
+def charged(what: str, model: Any) -> None:
+    """Weights outside the file's mapping are reported, to the byte."""
+    lines = [line for line in host.maps_lines() if line.path.endswith(".safetensors")]
+    model.detach()
+    loose = sum(
+        p.numel() * p.element_size()
+        for p in model.model.parameters()
+        if p.numel() and not any(line.start <= p.data_ptr() < line.end for line in lines)
+    )
+    told = model.courier_engine.snapshot().memory.copied_bytes
+    check(f"{what}: {told} copied bytes told, {loose} found", told == loose)
+    layers = [r for r in model.courier_engine.snapshot().layers if not r.name.startswith("(")]
+    if loose > sum(r.size_bytes for r in layers) // 2:
+        check(f"{what}: converted layers are pageable", {r.placement.value for r in layers} == {"pageable"})
+
+
+def mixed_file() -> None:
+    """Some weights of the file are fp32, as in files that keep norms and embeddings wide."""
+    from safetensors.torch import load_file, save_file
+
+    with copy_of("wan", "mixed types.safetensors") as file:
+        tensors = load_file(bootstrap.model_file("wan"))
+        wide = {
+            name: tensor.float() + 1e-4 if "norm" in name or "modulation" in name or "embedding" in name else tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(wide, file)
+        plain = stock(file=file)
+        want, patched = sample(plain), sample(bootstrap.add_lora(plain, "wan_lora"))
+        for plan, budget in budgets(file=file).items():
+            model = courier(budget=budget, file=file)
+            same(f"{plan}", sample(model), want)
+            same(f"{plan} with a LoRA", sample(bootstrap.add_lora(model, "wan_lora")), patched)
+            charged(plan, model)
+
+
+def scaled_fp8() -> None:
+    """fp8 codes with a scale beside each: a patch counts in real weights, not in codes."""
+    from safetensors.torch import load_file, save_file
+
+    with copy_of("wan", "scaled fp8.safetensors") as file:
+        scaled: dict[str, torch.Tensor] = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+        for name, tensor in load_file(bootstrap.model_file("wan")).items():
+            if name.startswith("blocks.") and name.endswith(".weight") and tensor.dim() == 2:
+                scale = tensor.float().abs().max() / 448
+                scaled[name] = (tensor.float() / scale).to(torch.float8_e4m3fn)
+                scaled[name.removesuffix("weight") + "scale_weight"] = scale
+            else:
+                scaled[name] = tensor
+        save_file(scaled, file)
+        plain = stock(file=file)
+        want, patched = sample(plain), sample(bootstrap.add_lora(plain, "wan_lora"))
+        check("the LoRA changes the picture", not torch.equal(want, patched))
+        for plan, budget in budgets(file=file).items():
+            model = courier(budget=budget, file=file)
+            same(f"{plan}", sample(model), want)
+            same(f"{plan} with a LoRA", sample(bootstrap.add_lora(model, "wan_lora")), patched)
+
+
+def loras() -> None:
+    """Two at once, a clone before or after, and a change of LoRA that moves no weight."""
+    plain = stock()
+    want = sample(plain)
+    one = sample(bootstrap.add_lora(plain, "wan_lora", 0.7))
+    two = sample(bootstrap.add_lora(bootstrap.add_lora(plain, "wan_lora", 0.7), "wan_lora_b", -0.4))
+    check("all three differ", not torch.equal(want, one) and not torch.equal(one, two))
+    for plan, budget in budgets().items():
+        model = courier(budget=budget)
+        first = bootstrap.add_lora(model, "wan_lora", 0.7)
+        second = bootstrap.add_lora(first.clone(), "wan_lora_b", -0.4)
+        same(f"{plan}: two LoRAs", sample(second), two)
+        same(f"{plan}: one LoRA", sample(first), one)
+        same(f"{plan}: a clone of it", sample(first.clone()), one)
+        same(f"{plan}: none", sample(model), want)
+    model = courier(budget=budgets()["mixed"])
+    before = pointers_and_shipped(model, model)
+    after = pointers_and_shipped(model, bootstrap.add_lora(model, "wan_lora", 0.7))
+    again = pointers_and_shipped(model, bootstrap.add_lora(model, "wan_lora_b", 0.7))
+    check("there are resident layers", len(before[0]) > 0)
+    check("a change of LoRA leaves resident weights where they are", before[0] == after[0] == again[0])
+    check(f"and ships no more than a run does {before[1], after[1], again[1]}", after[1] == again[1] <= before[1])
+
+
+def pointers_and_shipped(model: Any, run_with: Any) -> tuple[dict[str, int], int]:
+    """Where resident weights are after a run, and how many layers the run shipped."""
+    engine = model.courier_engine
+    shipped = engine.snapshot().traffic.layers_shipped
+    sample(run_with)
+    snapshot = engine.snapshot()
+    resident = [r.name for r in snapshot.layers if r.placement.value == "resident" and not r.name.startswith("(")]
+    pointers = {
+        f"{name}.{key}": parameter.data_ptr()
+        for name in resident
+        for key, parameter in model.model.get_submodule(name).named_parameters()
+    }
+    return pointers, snapshot.traffic.layers_shipped - shipped
+
+
+def saving() -> None:
+    """The core's own save writes what it writes for its own loader, LoRA merged."""
+    folder = bootstrap.base_path() / "temp"
+    folder.mkdir(exist_ok=True)
+    for key in ("wan", "sd3"):
+        for lora in (None, f"{key}_lora"):
+            wanted = saved(folder / "stock.safetensors", with_lora(stock(key), lora))
+            for plan, budget in budgets(key).items():
+                model = courier(key, budget)
+                clean = sample(model)
+                got = saved(folder / "courier.safetensors", with_lora(model, lora))
+                differing = [
+                    name for name, tensor in wanted.items()
+                    if name not in got or got[name].dtype != tensor.dtype or not torch.equal(got[name], tensor)
+                ]  # fmt: skip
+                check(f"{key} {plan} {lora}: the same tensors {differing[:2]}", not differing and got.keys() == wanted.keys())
+                same(f"{key} {plan} {lora}: and the model samples as before", sample(model), clean)
+                model.detach()
+                check(f"{key} {plan} {lora}: all weights are the file's again", homes_in_file(model, bootstrap.model_file(key)))
+
+
+def with_lora(model: Any, lora: str | None) -> Any:
+    return model if lora is None else bootstrap.add_lora(model, lora, 0.6)
+
+
+def saved(file: Path, model: Any) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    comfy.sd.save_checkpoint(str(file), model)
+    return load_file(file)
+
+
+def merged_then_unloaded() -> None:
+    """Weights that the core merged for a save stand on a resident layer that then leaves."""
+    model = courier(budget=budgets()["resident"])
+    clean = sample(model)
+    patched = bootstrap.add_lora(model, "wan_lora")
+    management.load_models_gpu([patched], force_patch_weights=True)
+    before = patched.loaded_size()
+    freed = patched.partially_unload(patched.offload_device, before // 2)
+    check(f"half is freed ({freed} of {before})", before // 2 <= freed == before - patched.loaded_size())
+    same("the model samples as before", sample(model), clean)
+    management.load_models_gpu([patched], force_patch_weights=True)
+    patched.partially_unload(patched.offload_device, before // 2)
+    patched.detach()
+    check("all weights are the file's again", homes_in_file(model, bootstrap.model_file("wan")))
+
+
+def unloading() -> None:
+    """However the core unloads, the next run is exact."""
+    device = management.get_torch_device()
+    text = torch.randn((1, 4, 4096), generator=torch.Generator().manual_seed(3))
+    plain = stock()
+    want, embedded = sample(plain), plain.model.diffusion_model.text_embedding(text)
+    for plan, budget in budgets().items():
+        model = courier(budget=budget)
+        entry = model.model.diffusion_model.text_embedding
+        same(f"{plan}: a sub-module before the first run", entry(text), embedded)
+        same(f"{plan}: first run", sample(model), want)
+        for name, unload in {
+            "unload_all_models": management.unload_all_models,
+            "free_memory": lambda: management.free_memory(1e30, device),
+            "partially_unload": lambda m=model: m.partially_unload(m.offload_device, MIB),
+            "partially_unload of more than there is": lambda m=model: m.partially_unload(m.offload_device, 1 << 40),
+            "detach": model.detach,
+            "detach twice": lambda m=model: (m.detach(), m.detach()),
+            "unpatch_model": lambda m=model: m.unpatch_model(m.offload_device),
+        }.items():
+            unload()
+            same(f"{plan}: a sub-module after {name}", entry(text), embedded)
+            same(f"{plan}: a run after {name}", sample(model), want)
+        model.detach()
+        check(f"{plan}: nothing is on the device", model.loaded_size() == 0)
+        check(f"{plan}: all weights are the file's", homes_in_file(model, bootstrap.model_file("wan")))
+
+
+class Impatience(BaseException):
+    """An interrupt of the newer cores' kind: no Exception."""
+
+
+def interrupts() -> None:
+    plain = stock()
+    want = sample(plain, steps=3)
+    for plan in ("mixed", "smallest"):
+        model = courier(budget=budgets()[plan])
+        blocks = model.model.diffusion_model.blocks
+        same(f"{plan}: before", sample(model, steps=3), want)
+        for k in range(len(blocks)):
+            for kind in (management.InterruptProcessingException, Impatience, RuntimeError):
+                cancelled(f"{plan}: {kind.__name__} in block {k}", model, kind, raiser(kind), blocks[k])
+            cancelled(
+                f"{plan}: the core's interrupt set in block {k}", model,
+                management.InterruptProcessingException, management.interrupt_current_processing, blocks[k],
+            )  # fmt: skip
+        same(f"{plan}: the next run", sample(model, steps=3), want)
+        cancelled(f"{plan}: from a callback", model, management.InterruptProcessingException, None, None)
+        same(f"{plan}: the next run after that", sample(model, steps=3), want)
+        before = (anonymous_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd")))
+        for _ in range(20):
+            cancelled("", model, management.InterruptProcessingException,
+                      raiser(management.InterruptProcessingException), blocks[3])  # fmt: skip
+        after = (anonymous_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd")))
+        check(f"{plan}: 20 cancels grow nothing {before} {after}", after[0] - before[0] < 4 * MIB and before[1:] == after[1:])
+
+
+def raiser(kind: type[BaseException]) -> Callable[[], None]:
+    def act() -> None:
+        raise kind()
+
+    return act
+
+
+def cancelled(what: str, model: Any, kind: type[BaseException], act: Any, block: Any) -> None:
+    """Sample until ``act``, called when ``block`` begins (or a step ends), ends the run."""
+    handle = None
+    options: dict[str, Any] = {}
+    if block is not None:
+        handle = block.register_forward_pre_hook(lambda module, args: act())
+    else:
+        options["callback"] = lambda *args: raiser(kind)()
+    caught: BaseException | None = None
+    try:
+        sample(model, steps=3, **options)
+    except BaseException as error:
+        caught = error
+    finally:
+        if handle is not None:
+            handle.remove()
+    snapshot = model.courier_engine.snapshot()
+    busy = {r.state.value for r in snapshot.layers} - {"absent", "loading", "ready"}
+    settled = type(caught) is kind and snapshot.state.value == "loaded" and not busy
+    if what or not settled:
+        check(f"{what} surfaces, and no slot is in use", settled)
+
+
+def clones() -> None:
+    plain = stock()
+    want, patched = sample(plain), sample(bootstrap.add_lora(plain, "wan_lora"))
+    for plan, budget in budgets().items():
+        model = courier(budget=budget)
+        clone, lora = model.clone(), bootstrap.add_lora(model, "wan_lora")
+        same(f"{plan}: LoRA clone first", sample(lora), patched)
+        same(f"{plan}: plain clone", sample(clone), want)
+        same(f"{plan}: the original", sample(model), want)
+        check(f"{plan}: one engine", clone.courier_engine is model.courier_engine is lora.courier_engine)
+        same(f"{plan}: a clone of the loaded model", sample(model.clone()), want)
+        same(f"{plan}: LoRA again", sample(lora), patched)
+        del lora
+        same(f"{plan}: with the LoRA's clone deleted", sample(clone), want)
+        del model
+        same(f"{plan}: with the original deleted", sample(clone), want)
+
+
+def sizes() -> None:
+    for plan, budget in budgets().items():
+        model = courier(budget=budget)
+        moved: list[Any] = []
+        model.model.to = lambda *a, moved=moved, **k: moved.append(a)  # the core's whole-model move
+        planned = model.model_size()
+        check(f"{plan}: unloaded is 0 bytes", model.loaded_size() == 0)
+        management.load_models_gpu([model])
+        memory = model.courier_engine.snapshot().memory
+        check(f"{plan}: loaded_size is the snapshot's", model.loaded_size() == memory.device_bytes)
+        check(f"{plan}: model_size was what came to be there", planned == memory.device_bytes)
+        check(f"{plan}: within the budget at its peak", memory.device_peak_bytes <= budget.device_bytes)
+        for divisor in (8, 4, 2, 1):
+            before = model.loaded_size()
+            smallest = budgets()["smallest"].device_bytes
+            asked = before // divisor
+            freed = model.partially_unload(model.offload_device, asked)
+            check(f"{plan}: 1/{divisor}: the number is true", freed == before - model.loaded_size())
+            possible = before - asked >= smallest
+            check(f"{plan}: 1/{divisor}: {freed} of {asked} freed, possible: {possible}", freed >= asked or not possible)
+        before = model.loaded_size()
+        gained = model.partially_load(model.load_device, 1 << 40)
+        check(f"{plan}: partially_load's number is true", gained == model.loaded_size() - before)
+        check(f"{plan}: and back at the plan", model.loaded_size() == planned)
+        held = model.courier_engine.snapshot().memory
+        check(f"{plan}: get_ram_usage is what is held", model.get_ram_usage() == held.host_bytes)
+        management.unload_all_models()
+        check(f"{plan}: the core never moved the whole model {moved[:1]}", not moved)
+        del model.model.to
+
+
+def offers() -> None:
+    """The core offers less than the user allows: the offer counts, and too small a one is raised."""
+    want = sample(stock())
+    model = courier()
+    full, smallest = budgets()["resident"].device_bytes, budgets()["smallest"].device_bytes
+    for offer in (0.1, smallest, (full + smallest) // 2, full, 1e32):
+        model.detach()
+        model.partially_load(model.load_device, offer)
+        held = model.loaded_size()
+        check(f"offered {offer}: {held} is taken", held <= max(offer, smallest))
+        model.detach()
+        same(f"offered {offer}: exact", sample(model), want)
+
+
+def leaks() -> None:
+    """Dropping all outputs frees everything at once; the collector has nothing to do."""
+    gc.collect()
+    gc.disable()
+    try:
+        for plan, budget in budgets().items():
+            threads = threading.active_count()
+            model = courier(budget=budget)
+            lora = bootstrap.add_lora(model, "wan_lora")
+            sample(lora)
+            sample(model, cfg=3.0)
+            inner, engine = weakref.ref(model.model), weakref.ref(model.courier_engine)
+            entries = len(service.get_service().status().models)
+            del model, lora
+            check(f"{plan}: the inner model is gone", inner() is None)
+            check(f"{plan}: the engine is gone", engine() is None)
+            check(f"{plan}: its thread is gone", threading.active_count() <= threads)
+            check(f"{plan}: so is its status", len(service.get_service().status().models) == entries - 1)
+            management.cleanup_models_gc()
+    finally:
+        gc.enable()
+    maps = [line for line in host.maps_lines() if line.path.endswith(bootstrap.model_file("wan").name)]
+    management.cleanup_models()
+    check(f"no mapping of the file is left ({len(maps)})", not maps)
+
+
+def rounds() -> None:
+    """Twenty times: load A, run, load B, run, a new LoRA each time."""
+    grown: list[int] = []
+    alive: list[Any] = []
+    # Plans first: they load models of their own.
+    plan_of = {key: budgets(key)["mixed"] for key in ("wan", "sd3")}
+    for number in range(20):
+        for key in ("wan", "sd3"):
+            model = courier(key, plan_of[key])
+            sample(bootstrap.add_lora(model, f"{key}_lora", 0.1 + number / 20), steps=1)
+            alive.append(weakref.ref(model.model))
+            del model
+        grown.append(anonymous_bytes())
+    check(f"RssAnon is flat after round 3: {[g // MIB for g in grown]} MiB", max(grown[3:]) - grown[2] < 6 * MIB)
+    check("no model is alive", all(ref() is None for ref in alive))
+    check("no status is left", service.get_service().status().models == ())
+    names = [t.name for t in threading.enumerate() if "courier" in t.name.lower()]
+    check(f"no thread is left {names}", not names)
+
+
+def two_models() -> None:
+    """Two models in turns, each exact, under every plan; and two of one file."""
+    want = {key: sample(stock(key)) for key in ("wan", "sd3")}
+    for plan in ("resident", "mixed", "smallest"):
+        models = {key: courier(key, budgets(key)[plan]) for key in want}
+        for turn in range(3):
+            for key, model in models.items():
+                same(f"{plan}: {key}, turn {turn}", sample(model), want[key])
+    twin, other = courier(budget=budgets()["mixed"]), courier(budget=budgets()["smallest"])
+    patched = bootstrap.add_lora(twin, "wan_lora")
+    for turn in range(2):
+        lora = sample(patched)
+        same(f"the other model of one file, turn {turn}", sample(other), want["wan"])
+    check("the LoRA stays with its own", not torch.equal(lora, want["wan"]))
+
+
+def guidance() -> None:
+    """cfg above 1, a batch of two, and both; also with a LoRA."""
+    plain = stock()
+    for options in ({"cfg": 4.0}, {"batch": 2}, {"cfg": 4.0, "batch": 2}):
+        want = sample(plain, **options)
+        patched = sample(bootstrap.add_lora(plain, "wan_lora"), **options)
+        for plan, budget in budgets().items():
+            model = courier(budget=budget)
+            same(f"{plan} {options}", sample(model, **options), want)
+            same(f"{plan} {options} with a LoRA", sample(bootstrap.add_lora(model, "wan_lora"), **options), patched)
+
+
+def model_nodes() -> None:
+    """What other nodes do to a model: sampling patches, object patches, compute dtype, wrappers."""
+    from comfy_extras.nodes_model_advanced import ModelSamplingSD3
+
+    def shifted(model: Any) -> Any:
+        return ModelSamplingSD3().patch(model, 5.0)[0]
+
+    def halved(model: Any) -> Any:
+        clone = model.clone()
+        clone.add_object_patch("diffusion_model.head", Halved(clone.get_model_object("diffusion_model.head")))
+        return clone
+
+    def computed_in(dtype: torch.dtype) -> Callable[[Any], Any]:
+        def change(model: Any) -> Any:
+            clone = model.clone()
+            clone.set_model_compute_dtype(dtype)
+            return clone
+
+        return change
+
+    def wrapped(model: Any) -> Any:
+        clone = bootstrap.add_lora(model, "wan_lora")
+        for name in ("blocks.1.ffn.0", "head.head"):
+            clone.add_weight_wrapper(f"diffusion_model.{name}.weight", twice)
+            clone.add_weight_wrapper(f"diffusion_model.{name}.bias", twice)
+        return clone
+
+    changes = {
+        "ModelSamplingSD3": shifted,
+        "add_object_patch": halved,
+        "compute dtype float32": computed_in(torch.float32),
+        "compute dtype bfloat16": computed_in(torch.bfloat16),
+        "compute dtype float16": computed_in(torch.float16),
+        "weight wrappers over a LoRA": wrapped,
+    }
+    plain = stock()
+    clean = sample(plain)
+    for name, change in changes.items():
+        want = sample(change(plain))
+        sample(plain)
+        for plan, budget in budgets().items():
+            model = courier(budget=budget)
+            same(f"{name}, {plan}", sample(change(model)), want)
+            same(f"{name}, {plan}: without it again", sample(model), clean)
+
+
+class Halved(torch.nn.Module):
+    """The model's head, half as loud."""
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        super().__init__()
+        # In a list: the core's own head stays where it is in the tree.
+        self.heads = [head]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.heads[0](*args, **kwargs) * 0.5
+
+
+def twice(weight: torch.Tensor) -> torch.Tensor:
+    return weight * 2
+
+
+def changed_files() -> None:
+    """A file that changes between the loader and the sampler is refused, and nobody dies."""
+    other = bootstrap.model_file("wan").with_name("other one.safetensors")
+    from devtools.small_models import write_wan
+
+    write_wan(other, seed=9)
+
+    def replace(file: Path) -> None:
+        os.replace(shutil.copyfile(other, file.with_suffix(".new")), file)
+
+    def rewrite(file: Path) -> None:
+        with file.open("r+b") as target:
+            target.write(other.read_bytes())
+        os.utime(file, ns=(1, 1))
+
+    ways = {
+        "was replaced by another file": replace,
+        "was rewritten in place": rewrite,
+        "was truncated to": lambda file: os.truncate(file, file.stat().st_size // 2),
+        "was deleted, moved or renamed": lambda file: file.unlink(),
+    }
+    try:
+        for said, change in ways.items():
+            for loaded in (False, True):
+                refused_after(said, change, loaded)
+    finally:
+        other.unlink()
+
+
+def refused_after(said: str, change: Callable[[Path], None], loaded: bool) -> None:
+    with copy_of("wan", "changing.safetensors") as file:
+        model = courier(budget=budgets(file=file)["smallest"], file=file)
+        if loaded:
+            sample(model)
+        change(file)
+        what = f"{said}, {'after a run' if loaded else 'before any run'}"
+        for attempt in (1, 2):
+            try:
+                sample(bootstrap.add_lora(model, "wan_lora"))
+                check(f"{what}: refused", False)
+            except values.CheckpointChangedError as error:
+                text = str(error)
+                check(f"{what}, attempt {attempt}: named and said", file.name in text and said in text and "load the model again" in text)
+        # Saving reads every weight; the file must not be asked for what it has lost.
+        check(f"{what}: and can be let go", model.detach() is not None)
+
+
+def while_running() -> None:
+    """Replaced or deleted during a run: the run goes on with the file it opened; the next refuses."""
+    want = sample(stock(), steps=4)
+    for name, change in {
+        "deleted": lambda file: file.unlink(),
+        "replaced": lambda file: os.replace(shutil.copyfile(file, file.with_suffix(".new")), file),
+    }.items():
+        with copy_of("wan", "running.safetensors") as file:
+            model = courier(budget=budgets(file=file)["smallest"], file=file)
+            steps: list[int] = []
+
+            def at_step(step: int, *args: Any, change: Any = change, file: Path = file, steps: list[int] = steps) -> None:
+                steps.append(step)
+                if step == 1:
+                    change(file)
+
+            same(f"{name}: the run ends exact", sample(model, steps=4, callback=at_step), want)
+            check(f"{name}: it was during the run", len(steps) == 4)
+            try:
+                sample(model)
+                check(f"{name}: the next run is refused", False)
+            except values.CheckpointChangedError:
+                check(f"{name}: the next run is refused", True)
+
+
+def headless() -> None:
+    """Our nodes with no server, no client and no hidden inputs."""
+    import server
+
+    check("there is no server", getattr(server.PromptServer, "instance", None) is None)
+    nodes = {n.GET_SCHEMA().node_id: n for n in asyncio.run(asyncio.run(pack.comfy_entrypoint()).get_node_list())}
+    check(f"nodes {sorted(nodes)}", {"CourierBudget", "CourierLoadDiffusionModel", "CourierStatus"} <= nodes.keys())
+    smallest = budgets()["smallest"].device_bytes
+    budget = nodes["CourierBudget"].execute("custom", smallest / 2**30, 0.0).result[0]
+    name = bootstrap.model_file("wan").name
+    loader = nodes["CourierLoadDiffusionModel"]
+    check("the name is valid", loader.validate_inputs(unet_name=name) is True)
+    check("a linked name is not judged yet", loader.validate_inputs() is True and loader.fingerprint_inputs() == "")
+    check("one fingerprint a file", loader.fingerprint_inputs(unet_name=name) == loader.fingerprint_inputs(name, "default"))
+    model = loader.execute(name, "default", budget).result[0]
+    same("exact", sample(model), sample(stock()))
+    text = nodes["CourierStatus"].execute(anything=model).result[1]
+    check("the status knows it", bootstrap.model_file("wan").stem in text)
+
+
+PARTS = (
+    core, dtypes, mixed_file, scaled_fp8, loras, saving, merged_then_unloaded, unloading, interrupts,
+    clones, sizes, offers, leaks, rounds, two_models, guidance, model_nodes, changed_files,
+    while_running, headless,
+)  # fmt: skip
+
+
+def main(names: list[str]) -> int:
+    global part
+    by_name = {function.__name__: function for function in PARTS}
+    for name in names or list(by_name):
+        part = name
+        try:
+            # As ComfyUI executes every node.
+            with torch.inference_mode():
+                by_name[name]()
+        except BaseException:
+            traceback.print_exc()
+            check("raised, see stderr", False)
+        check(f"the core warned of no leak {warnings.leaks}", not warnings.leaks)
+        warnings.leaks.clear()
+        management.unload_all_models()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
