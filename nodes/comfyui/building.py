@@ -23,6 +23,8 @@ from .dtypes import DtypeChoice, choose_dtypes, widens_exactly
 
 _LOG = logging.getLogger("courier")
 _MAPPABLE_SUFFIXES = (".safetensors", ".sft", ".json")
+_BEGUN_AT_ONE = ("scale_weight", "scale_input")
+"""Scales of the core's fp8 operations: a file names those of its fp8 weights only."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +225,12 @@ def _is_buffer(root: torch.nn.Module, key: str) -> bool:
         return False
 
 
-def _refuse_missing(model: Any, missing: Sequence[str], name: str) -> None:
+def _refuse_missing(model: Any, absent: Sequence[str], name: str) -> None:
+    missing = [key for key in absent if key.rpartition(".")[2] not in _BEGUN_AT_ONE]
     if not missing:
         return
     # The core runs such a model on uninitialised memory after a warning.
-    shown = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
+    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     raise CheckpointFormatError(
         f"{name} lacks {len(missing)} weights of {type(model).__name__} ({shown}); the file is "
         "incomplete or of another model; download it again or choose another"

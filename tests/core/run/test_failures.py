@@ -620,21 +620,18 @@ def test_nothing_reads_the_file_once_a_run_has_ended(
 ) -> None:
     tiny = make_tiny(4)
     fake = FakeBackend()
-    fake.on_ship = gate
+    calls = iter([lambda pieces: None, gate])
     engine = engine_over(tiny, fake)
     engine.load(budget_for(engine, "mapped"))
-    with engine.run():
-        assert tiny.is_exact([0, 1])
-        gate.shut()
-        opener = threading.Thread(target=gate.open)
-        opener.start()
+    fake.on_ship = lambda pieces: next(calls)(pieces)
+    gate.shut()
+    with engine.run(interrupt=gate.open):
+        tiny.module.blocks[0](tiny.x)
+        gate.await_courier()  # with the prefetch of the next block, which nobody comes for
+        assert engine.snapshot().layers[1].state is LayerState.LOADING
     states = {layer.state for layer in engine.snapshot().layers[:-1]}
-    opener.join()
     assert states == {LayerState.ABSENT}
-    shipped: list[object] = []
-    fake.on_ship = shipped.append
-    engine.unload()
-    assert shipped == []
+    assert engine.snapshot().traffic.prefetches_discarded >= 1
 
 
 def test_an_order_that_was_called_off_before_it_began_reads_nothing(
