@@ -44,7 +44,7 @@ def run_demo(paths: Paths, prepared: Prepared, workflow: str | None, serve: bool
 def read_workflow(path: Path) -> dict[str, Any]:
     """A workflow file in API form: node id to class and inputs."""
     try:
-        prompt = json.loads(path.read_text(encoding="utf-8"))
+        prompt = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DevError(f"cannot read the workflow {path}: {error}") from None
     nodes = prompt.values() if isinstance(prompt, dict) else ()

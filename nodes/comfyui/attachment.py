@@ -28,6 +28,9 @@ class Attachment:
     ``stored_dtypes`` names, for each weight by its key in the inner model, the dtype that the
     core's own loader would hold it in; patches are rounded to it.
 
+    ``homes`` are the parameters as loaded, by the same keys: what is clean and stays, wherever
+    layers are at the moment.
+
     ``activation_bytes`` is what the coming run needs beside the weights: the core's estimate for
     its shape, then what was measured for that shape.
     """
@@ -35,6 +38,7 @@ class Attachment:
     engine: LayerEngine
     budget: Budget
     stored_dtypes: Mapping[str, torch.dtype]
+    homes: Mapping[str, torch.nn.Parameter]
     switches: Switches
     measures_activations: bool
     private: PrivateWeights = field(default_factory=PrivateWeights)

@@ -40,7 +40,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The core's inner model with its weights in place, and the dtype the core would store each in."""
+    """The core's inner model with its weights in place, and the dtype it would store each in."""
 
     model: Any
     mappings: tuple[FileMapping, ...]
@@ -67,7 +67,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
             else:
                 state_dict[name] = mapping.read(entry)
                 loose += 1
-    note = f"{loose} tensors of {path.name} are unaligned and were read into memory" if loose else ""
+    note = (
+        f"{loose} tensors of {path.name} are unaligned and were read into memory" if loose else ""
+    )
     return Checkpoint(path.name, state_dict, metadata, mappings, note)
 
 
@@ -175,8 +177,7 @@ def _assign(
         )
     except RuntimeError as error:
         raise CheckpointFormatError(
-            f"{name} does not fit the model it was recognised as "
-            f"({type(model).__name__}): {error}"
+            f"{name} does not fit the model it was recognised as ({type(model).__name__}): {error}"
         ) from error
     _refuse_missing(model, missing, name)
     if unexpected:

@@ -84,6 +84,7 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
         engine=engine,
         budget=budget,
         stored_dtypes=built.stored_dtypes,
+        homes=dict(built.model.named_parameters(remove_duplicate=False)),
         switches=switches,
         measures_activations=backend.activation_peak_bytes() is not None,
     )

@@ -56,6 +56,19 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         """Host memory held: copies and page locks. Pages of the file are the system's."""
         return self.attachment.engine.snapshot().memory.host_bytes
 
+    def get_key_patches(self, filter_prefix: str | None = None) -> dict[str, list[Any]]:
+        """As the core's, for nodes that merge models: they keep the weights that they are given.
+
+        A layer's place on the device would outlive its layer there, and a weight that was merged
+        for a save has its patches in it already; a home is neither.
+        """
+        found = super().get_key_patches(filter_prefix)
+        homes = self.attachment.homes
+        for key, patches in found.items():
+            if key in homes:
+                patches[0] = (homes[key], patches[0][1])
+        return found
+
     def pin_weight_to_device(self, key: str) -> None:
         """Nothing: the core registers memory without the read-only flag, which a mapping refuses."""
 

@@ -9,6 +9,7 @@ because the engine keeps the slot alive until both its events have passed.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import platform
 import sys
 from collections.abc import Sequence
@@ -20,23 +21,24 @@ from ..values import CHUNK_BYTES, DeviceMemoryError, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory
 
 _REGISTER_READ_ONLY = 8  # cudaHostRegisterReadOnly; the only flag our mappings may be locked with
+_REGISTER_DEFAULT = 0  # for our own anonymous memory
 _CHUNKS = 2
 
 
 class _RegisterBackend:
     """``cudaHostRegister`` on our own MAP_SHARED, PROT_READ mappings, and on nothing else.
 
-    A MAP_PRIVATE read-only mapping hangs the process for ever (DESIGN.md, 1), so callers hand in
-    ranges of ``FileMapping`` only.
+    A MAP_PRIVATE read-only mapping hangs the process for ever (docs/engine.md, "Page locks"), so callers hand in
+    ranges of ``FileMapping`` only, or (with default flags) writable memory of their own.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def lock(self, address: int, size_bytes: int) -> str | None:
+    def lock(self, address: int, size_bytes: int, flags: int = _REGISTER_READ_ONLY) -> str | None:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device):
-            code = int(runtime.cudaHostRegister(address, size_bytes, _REGISTER_READ_ONLY))
+            code = int(runtime.cudaHostRegister(address, size_bytes, flags))
             if code == 0:
                 return None
             self._clear_error()
@@ -56,6 +58,29 @@ class _RegisterBackend:
             torch.cuda.synchronize(self._device)
         except RuntimeError:
             torch.zeros(1, device=self._device)
+
+
+class _Chunk:
+    """One page-locked staging chunk, given back to the system whole.
+
+    Not torch's pinned memory: its allocator keeps freed blocks, rounded up to powers of two, for
+    the life of the process.
+    """
+
+    def __init__(self, locker: _RegisterBackend) -> None:
+        self._locker = locker
+        self._pages = mmap.mmap(-1, CHUNK_BYTES)
+        self.memory = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._address = self.memory.data_ptr()
+        refusal = locker.lock(self._address, CHUNK_BYTES, _REGISTER_DEFAULT)
+        # A refused chunk still stages, only more slowly: the driver copies it once more.
+        self._locked = refusal is None
+
+    def release(self) -> None:
+        """Unlock the pages; they go with the last view of ``memory``."""
+        if self._locked:
+            self._locked = False
+            self._locker.unlock(self._address, CHUNK_BYTES)
 
 
 def _lock_refusal() -> str | None:
@@ -89,7 +114,7 @@ class CudaBackend:
         self.lock_refusal = _lock_refusal()
         self._locker = _RegisterBackend(self.device)
         self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._chunks: list[torch.Tensor] = []
+        self._chunks: list[_Chunk] = []
         self._chunk_events: list[torch.cuda.Event | None] = []
         self._allocated_at_start = 0
 
@@ -118,13 +143,12 @@ class CudaBackend:
         count = size_bytes // CHUNK_BYTES
         if count == len(self._chunks):
             return
-        for event in self._chunk_events:
-            if event is not None:
-                event.synchronize()
-        self._chunks = [
-            torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(count)
-        ]
+        self._copy_stream.synchronize()  # their last copies still read them
+        while self._chunks:
+            self._chunks.pop().release()
         self._chunk_events = [None] * count
+        for _ in range(count):
+            self._chunks.append(_Chunk(self._locker))
 
     def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
         """Issue the copies on the copy stream."""
@@ -196,7 +220,7 @@ class CudaBackend:
             event = self._chunk_events[slot]
             if event is not None:
                 event.synchronize()  # this chunk's last copy still reads it
-            chunk = self._chunks[slot][:length]
+            chunk = self._chunks[slot].memory[:length]
             # memmove releases the interpreter and needs no second page-fault pass over the file.
             ctypes.memmove(chunk.data_ptr(), piece.source.data_ptr() + start, length)
             piece.destination[start : start + length].copy_(chunk, non_blocking=True)

@@ -1,7 +1,7 @@
 """One read-only, shared mapping of a checkpoint, and tensors that lie straight on it.
 
 Shared and read-only is the one kind that can be page-locked in place without a copy; a private one
-costs anonymous memory, or hangs the process (DESIGN.md, 1). Python's ``ACCESS_READ`` asks for
+costs anonymous memory, or hangs the process (docs/engine.md, "Page locks"). Python's ``ACCESS_READ`` asks for
 exactly that on every system, and holds one descriptor for as long as the mapping lives.
 """
 
@@ -115,7 +115,7 @@ class FileMapping:
         """Address and length of the whole pages inside a byte range of the file.
 
         The length may be 0. Only pages that lie fully inside: two neighbours never share one, and
-        locking a shared page twice is refused by the driver (DESIGN.md, 1).
+        locking a shared page twice is refused by the driver (docs/engine.md, "Page locks").
         """
         first = align_up(file_offset, PAGE_BYTES)
         last = align_down(file_offset + size_bytes, PAGE_BYTES)

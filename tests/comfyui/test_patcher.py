@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ def patcher_lines(run_in_comfyui: Callable[..., subprocess.CompletedProcess[str]
         pytest.fail(f"{SCRIPT.name} ended with {done.returncode}\n{done.stderr[-6000:]}")
     failed = [line for lines in found.values() for line in lines if line.startswith("FAIL")]
     if any("see stderr" in line for line in failed):
-        print(done.stderr[-12000:])
+        sys.stderr.write(done.stderr[-12000:])
     return found
 
 
@@ -44,7 +45,7 @@ def test_no_attribute_of_the_core_or_of_torch_is_replaced(patcher_lines: Lines) 
 
 
 def test_forced_dtype_gives_the_stock_result_and_is_charged(patcher_lines: Lines) -> None:
-    passes(patcher_lines, "dtypes", 41)
+    passes(patcher_lines, "dtypes", 47)
 
 
 def test_file_of_several_dtypes_gives_the_stock_result(patcher_lines: Lines) -> None:
@@ -104,7 +105,11 @@ def test_guidance_and_batches_are_exact(patcher_lines: Lines) -> None:
 
 
 def test_sampling_object_dtype_and_wrapper_patches_are_exact(patcher_lines: Lines) -> None:
-    passes(patcher_lines, "model_nodes", 37)
+    passes(patcher_lines, "model_nodes", 49)
+
+
+def test_merged_models_are_exact_and_hold_no_device_memory(patcher_lines: Lines) -> None:
+    passes(patcher_lines, "merging", 14)
 
 
 def test_file_changed_before_the_sampler_is_refused(patcher_lines: Lines) -> None:

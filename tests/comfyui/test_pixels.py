@@ -1,4 +1,4 @@
-"""One workflow through a real server: the core's loader against ours, byte for byte, and bad files."""
+"""One workflow on a real server, the core's loader against ours byte for byte; bad files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def budget_node(device_bytes: int, host_bytes: int) -> dict[str, Any]:
     )
 
 
-def workflow(small_models: Any, loader: dict[str, Any], lora: bool = False, seed: int = 7) -> Prompt:
+def workflow(
+    small_models: Any, loader: dict[str, Any], lora: bool = False, seed: int = 7
+) -> Prompt:
     """Text to pictures; a LoRA behind the loader if asked."""
     prompt = {
         LOADER: loader,
@@ -72,7 +74,7 @@ def workflow(small_models: Any, loader: dict[str, Any], lora: bool = False, seed
 
 
 def pixels(server: ComfyUIHost, result: PromptResult) -> list[tuple[tuple[int, int], bytes]]:
-    """Size and decoded bytes of every picture. Fails if there is none, or one of a single colour."""
+    """Size and decoded bytes of every picture. Fails if there is none, or if one is blank."""
     found = []
     for entry in result.images():
         with Image.open(io.BytesIO(server.client.image(entry))) as picture:
@@ -115,7 +117,9 @@ class Workflows:
         loader = loaded_with("UNETLoader", file or self.file)
         return self.run(workflow(self.small_models, loader, **more))
 
-    def prompt(self, budget: dict[str, Any] | None = None, file: str | None = None, **more: Any) -> Prompt:
+    def prompt(
+        self, budget: dict[str, Any] | None = None, file: str | None = None, **more: Any
+    ) -> Prompt:
         link = {} if budget is None else {"budget": [BUDGET, 0]}
         loader = loaded_with(
             "CourierLoadDiffusionModel", self.file if file is None else file, **link
@@ -222,14 +226,23 @@ def bad_files(small_models: Any) -> dict[str, tuple[bytes, list[str]]]:
     overlapping = len(text).to_bytes(8, "little") + text + whole[8 + header_bytes :]
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123456789\n"
     return {
-        "truncated": (whole[:-100], ["is truncated", f"expected {size} bytes", f"found {size - 100} bytes"]),
+        "truncated": (
+            whole[:-100],
+            ["is truncated", f"expected {size} bytes", f"found {size - 100} bytes"],
+        ),
         "header-cut": (whole[:1000], ["ends inside its header", "found 1000 bytes"]),
-        "padded": (whole + b"\0" * 4, ["is padded", f"expected {size} bytes", f"found {size + 4} bytes"]),
+        "padded": (
+            whole + b"\0" * 4,
+            ["is padded", f"expected {size} bytes", f"found {size + 4} bytes"],
+        ),
         "empty": (b"", ["is empty (0 bytes)"]),
         "html": (b"<!DOCTYPE html><html><body>Sign in</body></html>" * 4, ["HTML"]),
         "lfs-pointer": (pointer, ["git-lfs pointer", "git lfs pull"]),
         "overlapping": (overlapping, [repr(second), "overlap"]),
-        "absurd-header": ((2**62).to_bytes(8, "little") + whole[8:], ["claims a header of", str(2**62)]),
+        "absurd-header": (
+            (2**62).to_bytes(8, "little") + whole[8:],
+            ["claims a header of", str(2**62)],
+        ),
         "lora": (small_models["wan_lora"].read_bytes(), ["no diffusion model"]),
         "clip": (small_models["clip_l"].read_bytes(), ["no diffusion model"]),
     }  # fmt: skip
@@ -251,7 +264,9 @@ def test_bad_file_fails_in_the_loader_with_a_sentence_and_the_next_prompt_works(
         assert failed.kind == "CheckpointFormatError", (what, failed)
         for part in (file.name, *said):
             assert part in failed.text, (what, failed.text)
-        assert all(model["file"] != file.name for model in flows.server.client.request(STATUS)["models"])
+        assert all(
+            model["file"] != file.name for model in flows.server.client.request(STATUS)["models"]
+        )
         assert flows.courier() == want, what
 
 
@@ -341,6 +356,14 @@ def test_name_of_a_subfolder_works_with_either_systems_separator(
 
 def test_name_that_is_not_offered_is_refused_however_it_is_written(flows: Workflows) -> None:
     outside = "../../models/diffusion_models/" + flows.file
-    for name in ("..\\..\\x", outside, "/etc/passwd", "C:\\x.safetensors", f"./{flows.file}", "a\0b", ""):
+    for name in (
+        "..\\..\\x",
+        outside,
+        "/etc/passwd",
+        "C:\\x.safetensors",
+        f"./{flows.file}",
+        "a\0b",
+        "",
+    ):
         with pytest.raises(PromptError, match="is not a file of models/diffusion_models"):
             flows.server.client.queue(flows.prompt(file=name))

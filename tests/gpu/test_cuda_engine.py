@@ -24,23 +24,23 @@ ALLOCATOR_ROUNDING_BYTES = 4 * 2**20
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-        self.register_buffer("shift", torch.full((WIDTH,), 0.5), persistent=False)
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.register_buffer("shift", torch.full((width,), 0.5), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.linear(self.norm(x)) * self.scale + self.shift
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.embed = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.final = nn.Linear(WIDTH, WIDTH)
+        self.embed = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(LAYERS))
+        self.final = nn.Linear(width, width)
 
     def forward(
         self, x: torch.Tensor, order: tuple[int, ...] = tuple(range(LAYERS))
@@ -59,9 +59,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def mapped_engine(file: Path) -> tuple[Model, LayerEngine]:
+def mapped_engine(file: Path, width: int = WIDTH) -> tuple[Model, LayerEngine]:
     mapping = open_mapping(file)
-    model = Model().to(torch.bfloat16)
+    model = Model(width).to(torch.bfloat16)
     state = {name: mapping.tensor(entry) for name, entry in mapping.header.entries.items()}
     model.load_state_dict(state, assign=True)
     model.requires_grad_(False)
@@ -176,13 +176,14 @@ def test_twenty_cycles_leave_nothing_on_the_device_or_the_host(file: Path) -> No
                 model(x)
         engine.detach()
 
-    cycle()
-    cycle()
+    for _ in range(60):  # the heap and the driver fill their own pools first (measured: 50 cycles)
+        cycle()
     gc.collect()
     torch.cuda.synchronize()
     device, host = torch.cuda.memory_allocated(), process_memory()
     for _ in range(20):
         cycle()
+    gc.collect()  # pytest's own record of the expected error holds an engine in a cycle
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == device
     after = process_memory()
@@ -208,4 +209,49 @@ def test_the_device_peak_is_within_the_budget_at_the_allocator(file: Path) -> No
         assert budget.device_bytes is not None
         peak = torch.cuda.max_memory_allocated() - before
         assert peak <= budget.device_bytes + activations + ALLOCATOR_ROUNDING_BYTES, name
+    engine.detach()
+
+
+def test_a_card_with_less_than_the_budget_runs_a_smaller_plan_and_says_so(tmp_path: Path) -> None:
+    width = 4096
+    path = tmp_path / "wide.safetensors"
+    save_file(Model(width).to(torch.bfloat16).state_dict(), path)
+    model, engine = mapped_engine(path, width)
+    x = torch.randn(16, width, device="cuda", dtype=torch.bfloat16)
+    engine.load(Budget(None, 0))
+    want = model(x)
+    full = engine.snapshot().memory.device_bytes
+    engine.unload()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    room = torch.cuda.memory_reserved() + full - 40 * 2**20
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        engine.load(Budget(None, 0))
+        with engine.run():
+            assert torch.equal(model(x), want)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine.snapshot().memory.device_bytes < full
+    assert "a smaller plan runs" in engine.snapshot().notes[0]
+    engine.detach()
+
+
+def test_staging_goes_back_to_the_system_whole(file: Path) -> None:
+    model, engine = mapped_engine(file)
+    x = torch.randn(16, WIDTH, device="cuda", dtype=torch.bfloat16)
+    budget = dict(plans(engine))["mapped through chunks"]
+
+    def load_run_unload() -> None:
+        engine.load(budget)
+        with engine.run():
+            model(x)
+        engine.unload()
+
+    load_run_unload()
+    before = process_memory().rss_anon_bytes
+    for _ in range(10):
+        load_run_unload()
+    # Ten times the staging would be 320 MiB; one chunk is 16.
+    assert process_memory().rss_anon_bytes - before < 16 * 2**20
     engine.detach()

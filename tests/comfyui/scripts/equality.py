@@ -101,7 +101,10 @@ def plain() -> None:
     stock = bootstrap.load_stock(KEY)
     want = bootstrap.sample(stock)
     other = bootstrap.sample(stock, size=OTHER_SIZE)
-    check("the core's latents are finite and not constant", bool(want.isfinite().all()) and float(want.std()) > 0)
+    check(
+        "the core's latents are finite and not constant",
+        bool(want.isfinite().all()) and float(want.std()) > 0,
+    )
     for name, budget in plans():
         model = ignore_activations(courier(budget))
         first, second = bootstrap.sample(model), bootstrap.sample(model)
@@ -140,7 +143,10 @@ def delta_in_every_block(name: str, patched: Any, strength: float) -> None:
         moved = patched._patch(key).merged(weight).float() - weight.float()
         blocks[block] = blocks.get(block, True) and bool(moved.abs().max() > 0)
     count = patched.courier_engine.snapshot().streamable_layers
-    check(f"{name}: LoRA at {strength} moves all {count} blocks", len(blocks) >= count and all(blocks.values()))
+    check(
+        f"{name}: LoRA at {strength} moves all {count} blocks",
+        len(blocks) >= count and all(blocks.values()),
+    )
 
 
 def hooked_conditioning(model: Any, strength: float) -> Any:
@@ -175,7 +181,10 @@ def hooks() -> None:
     for name, budget in plans():
         model = ignore_activations(courier(budget))
         for strength, latent in want.items():
-            check(f"{name}: hook LoRA at {strength}", torch.equal(sample_hooked(model, strength), latent))
+            check(
+                f"{name}: hook LoRA at {strength}",
+                torch.equal(sample_hooked(model, strength), latent),
+            )
         patched = bootstrap.add_lora(model, LORA, 0.5)
         check(f"{name}: LoRA and hook LoRA", torch.equal(sample_hooked(patched, 0.5), both))
         check(f"{name}: without hooks again", torch.equal(bootstrap.sample(model), clean))
@@ -202,7 +211,9 @@ def cycles() -> None:
             patched = bootstrap.add_lora(model, LORA, 1 - 0.2 * cycle)
             bootstrap.sample(patched, steps=1)
             bootstrap.sample(model, steps=1)
-        check(f"{name}: the same picture after ten LoRAs", torch.equal(bootstrap.sample(model), clean))
+        check(
+            f"{name}: the same picture after ten LoRAs", torch.equal(bootstrap.sample(model), clean)
+        )
         loaded = hashes(model)
         model.detach()
         check(f"{name}: every weight as it was", before == loaded == hashes(model))
