@@ -65,12 +65,8 @@ class Attachment:
             return self.budget.host_bytes
         memory = self.engine.snapshot().memory
         # What a GPU driver has locked, neither psutil nor a control group counts as used.
-        locked_unseen = memory.locked_bytes if self.measures_activations else 0
-        free = host_limits(driver_locked_bytes=locked_unseen).available_bytes
-        usable = free + memory.host_bytes
-        if self.switches.pretend_host_bytes is not None:
-            usable = min(usable, self.switches.pretend_host_bytes)
-        return int(usable * _AUTOMATIC_HOST_SHARE)
+        unseen = memory.locked_bytes if self.measures_activations else 0
+        return automatic_host_bytes(self.switches, memory.host_bytes, unseen)
 
     def planned_bytes(self) -> int:
         """Device bytes of weights and slots once loaded as the user asked."""
@@ -98,6 +94,19 @@ class Attachment:
         except DeviceBudgetError as error:
             return error.smallest_bytes
         return 0
+
+
+def automatic_host_bytes(switches: Switches, held_bytes: int = 0, unseen_bytes: int = 0) -> int:
+    """The automatic host budget of this machine, or of its container, as it is now.
+
+    Args:
+        held_bytes: what the model holds already, which is its own to keep.
+        unseen_bytes: what is locked without the system counting it as used.
+    """
+    usable = host_limits(driver_locked_bytes=unseen_bytes).available_bytes + held_bytes
+    if switches.pretend_host_bytes is not None:
+        usable = min(usable, switches.pretend_host_bytes)
+    return int(usable * _AUTOMATIC_HOST_SHARE)
 
 
 def attachment_of(model: Any) -> Attachment | None:

@@ -17,8 +17,21 @@ import comfy.model_management
 import comfy.utils
 import torch
 
-from ...offload_core.host import FileMapping, file_text, open_mapping, resolve_shards
-from ...offload_core.values import CheckpointError, CheckpointFormatError
+from ...offload_core.host import (
+    CheckpointHeader,
+    FileMapping,
+    file_text,
+    open_mapping,
+    read_header,
+    read_tensor,
+    resolve_shards,
+)
+from ...offload_core.values import (
+    CheckpointError,
+    CheckpointFormatError,
+    MappingError,
+    size_text,
+)
 from .dtypes import DtypeChoice, choose_dtypes, widens_exactly
 
 _LOG = logging.getLogger("courier")
@@ -48,19 +61,24 @@ class BuiltModel:
     note: str
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, read_limit_bytes: int) -> Checkpoint:
     """Open a checkpoint, mapped where it is a safetensors file (or shards of one).
 
+    Args:
+        read_limit_bytes: what may be read into memory if the system will not map the file.
     Raises: CheckpointError naming the file, before anything was attached to anything.
     """
     if path.suffix.lower() not in _MAPPABLE_SUFFIXES:
         return _read_other_format(path)
-    mappings = tuple(open_mapping(shard) for shard in resolve_shards(path))
+    headers = [read_header(shard) for shard in resolve_shards(path)]
+    metadata = {key: text for header in headers for key, text in header.metadata.items()}
+    try:
+        mappings = tuple(open_mapping(header) for header in headers)
+    except MappingError as error:
+        return _read_unmapped(path, headers, metadata, read_limit_bytes, error)
     state_dict: dict[str, torch.Tensor] = {}
-    metadata: dict[str, str] = {}
     loose = 0
     for mapping in mappings:
-        metadata.update(mapping.header.metadata)
         for name, entry in mapping.header.entries.items():
             if mapping.mappable(entry) is None:
                 state_dict[name] = mapping.tensor(entry)
@@ -71,6 +89,28 @@ def open_checkpoint(path: Path) -> Checkpoint:
         f"{loose} tensors of {path.name} are unaligned and were read into memory" if loose else ""
     )
     return Checkpoint(path.name, state_dict, metadata, mappings, note)
+
+
+def _read_unmapped(
+    path: Path,
+    headers: Sequence[CheckpointHeader],
+    metadata: dict[str, str],
+    read_limit_bytes: int,
+    error: MappingError,
+) -> Checkpoint:
+    size_bytes = sum(header.identity.size_bytes for header in headers)
+    if size_bytes > read_limit_bytes:
+        raise MappingError(
+            f"{error}; reading its {size_text(size_bytes)} into memory instead would exceed the "
+            f"host budget of {size_text(read_limit_bytes)}"
+        ) from error
+    state_dict = {
+        name: read_tensor(header, entry)
+        for header in headers
+        for name, entry in header.entries.items()
+    }
+    note = f"{path.name} could not be mapped and was read into memory: {error}"
+    return Checkpoint(path.name, state_dict, metadata, (), note)
 
 
 def build_diffusion_model(

@@ -1,4 +1,4 @@
-"""Which dtype each weight has to have so that a model runs as the core's own loader would run it."""
+"""Which dtype each weight needs for a model to run as the core's own loader would run it."""
 
 from __future__ import annotations
 

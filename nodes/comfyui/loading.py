@@ -15,7 +15,7 @@ from ...offload_core.host import FileIdentity, resolve_shards
 from ...offload_core.run import attach
 from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
 from ..service import get_service
-from .attachment import ATTRIBUTE, Attachment
+from .attachment import ATTRIBUTE, Attachment, automatic_host_bytes
 from .building import BuiltModel, build_diffusion_model, open_checkpoint
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers
@@ -61,7 +61,9 @@ def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> Courie
     requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
                  "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip
     built = build_diffusion_model(
-        open_checkpoint(path), requested, fp8_optimizations=weight_dtype.endswith("_fast")
+        open_checkpoint(path, host_limit_bytes(budget)),
+        requested,
+        fp8_optimizations=weight_dtype.endswith("_fast"),
     )
     return wrap(built, path, budget)
 
@@ -96,6 +98,11 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
     add_run_wrappers(patcher)
     get_service().register(engine, path.stem, path.name, backend)
     return patcher
+
+
+def host_limit_bytes(budget: Budget) -> int:
+    """The host budget as a figure; of one of 0, which locks nothing, what is free may be read."""
+    return budget.host_bytes or automatic_host_bytes(read_switches(os.environ))
 
 
 def _path_of(name: str) -> Path:

@@ -29,7 +29,9 @@ class PatchAtUse:
     Returns: same shape, device and dtype.
     """
 
-    def __init__(self, key: str, patches: list[Any], module: Any, stored_dtype: torch.dtype) -> None:
+    def __init__(
+        self, key: str, patches: list[Any], module: Any, stored_dtype: torch.dtype
+    ) -> None:
         attribute = key.rsplit(".", 1)[1]
         self.key = key
         self.patches = patches

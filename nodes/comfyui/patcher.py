@@ -70,7 +70,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         return found
 
     def pin_weight_to_device(self, key: str) -> None:
-        """Nothing: the core registers memory without the read-only flag, which a mapping refuses."""
+        """Nothing: the core would register the mapping without the read-only flag."""
 
     def unpin_weight(self, key: str) -> None:
         """Nothing: see ``pin_weight_to_device``."""
@@ -82,7 +82,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """Load within the user's budget and ``lowvram_model_memory`` bytes, and wire the patches."""
+        """Load within the user's budget and the core's offer in bytes, and wire the patches."""
         with self.use_ejected():
             self.unpatch_hooks()
             attachment = self.attachment

@@ -24,7 +24,9 @@ def add_run_wrappers(patcher: Any) -> None:
     patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, _run)
 
 
-def _prepare(executor: Any, model: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:
+def _prepare(
+    executor: Any, model: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any
+) -> Any:
     attachment = attachment_of(model.model)
     if attachment is not None:
         # The larger figure: with free memory on the card the core batches both conditionings.

@@ -28,8 +28,9 @@ _CHUNKS = 2
 class _RegisterBackend:
     """``cudaHostRegister`` on our own MAP_SHARED, PROT_READ mappings, and on nothing else.
 
-    A MAP_PRIVATE read-only mapping hangs the process for ever (docs/engine.md, "Page locks"), so callers hand in
-    ranges of ``FileMapping`` only, or (with default flags) writable memory of their own.
+    A MAP_PRIVATE read-only mapping hangs the process for ever (docs/engine.md, "Page locks"), so
+    callers hand in ranges of ``FileMapping`` only, or (with default flags) writable memory of
+    their own.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -23,7 +23,7 @@ from .locking import (
     PageLockBackend,
     PageLocker,
 )
-from .mapping import PAGE_BYTES, FileMapping, fill, open_mapping
+from .mapping import PAGE_BYTES, FileMapping, fill, open_mapping, read_tensor
 from .process_memory import (
     MapLine,
     ProcessMemory,
@@ -61,6 +61,7 @@ __all__ = [
     "open_mapping",
     "process_memory",
     "read_header",
+    "read_tensor",
     "resolve_shards",
     "sizes_text",
     "system_memory",

@@ -1,8 +1,9 @@
 """One read-only, shared mapping of a checkpoint, and tensors that lie straight on it.
 
 Shared and read-only is the one kind that can be page-locked in place without a copy; a private one
-costs anonymous memory, or hangs the process (docs/engine.md, "Page locks"). Python's ``ACCESS_READ`` asks for
-exactly that on every system, and holds one descriptor for as long as the mapping lives.
+costs anonymous memory, or hangs the process (docs/engine.md, "Page locks"). Python's
+``ACCESS_READ`` asks for exactly that on every system, and holds one descriptor for as long as the
+mapping lives.
 """
 
 from __future__ import annotations
@@ -138,31 +139,8 @@ class FileMapping:
         return True
 
     def read(self, entry: TensorEntry) -> torch.Tensor:
-        """The entry's bytes in ordinary memory of their own, read from the same file.
-
-        Raises: CheckpointChangedError when the path leads to another file now, CheckpointError
-            with file and offset when the disk fails.
-        """
-        self.check_unchanged()
-        out = torch.empty(entry.shape, dtype=entry.dtype)
-        if entry.size_bytes == 0:
-            return out
-        target = memoryview((ctypes.c_ubyte * entry.size_bytes).from_address(out.data_ptr()))
-        path = self.header.path
-        try:
-            with path.open("rb", buffering=0) as file:
-                _refuse_another_file(path, self.header.identity, file.fileno())
-
-                def read_at(part: memoryview, offset: int) -> int:
-                    file.seek(offset)
-                    return file.readinto(part) or 0
-
-                fill(read_at, target.cast("B"), entry.file_offset, path)
-        except OSError as error:
-            raise CheckpointError(
-                f"{file_text(path)} cannot be opened: {error.strerror}; load the model again"
-            ) from error
-        return out
+        """``read_tensor`` of this file."""
+        return read_tensor(self.header, entry)
 
     def check_unchanged(self) -> None:
         """Raises: CheckpointChangedError if the path no longer leads to the mapped file."""
@@ -193,6 +171,34 @@ def open_mapping(source: CheckpointHeader | str | os.PathLike[str]) -> FileMappi
             "models, or load it with a loader that reads into memory"
         ) from error
     return FileMapping(header, region)
+
+
+def read_tensor(header: CheckpointHeader, entry: TensorEntry) -> torch.Tensor:
+    """The entry's bytes in ordinary memory of their own; needs no mapping.
+
+    Raises: CheckpointChangedError when the path leads to another file now, CheckpointError with
+        file and offset when the disk fails.
+    """
+    path, identity = header.path, header.identity
+    check_unchanged(path, identity)
+    out = torch.empty(entry.shape, dtype=entry.dtype)
+    if entry.size_bytes == 0:
+        return out
+    target = memoryview((ctypes.c_ubyte * entry.size_bytes).from_address(out.data_ptr()))
+    try:
+        with path.open("rb", buffering=0) as file:
+            _refuse_another_file(path, identity, file.fileno())
+
+            def read_at(part: memoryview, offset: int) -> int:
+                file.seek(offset)
+                return file.readinto(part) or 0
+
+            fill(read_at, target.cast("B"), entry.file_offset, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{file_text(path)} cannot be opened: {error.strerror}; load the model again"
+        ) from error
+    return out
 
 
 def fill(read_at: ReadAt, out: memoryview, file_offset: int, path: Path) -> None:

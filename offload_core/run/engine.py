@@ -185,12 +185,8 @@ class LayerEngine:
         for index, group in enumerate(self._parts.inventory.layers):
             assert group.module is not None
             hook = _LayerHook(weakref.ref(self), index)
-            self._handles.append(
-                group.module.register_forward_pre_hook(hook.before, prepend=True)
-            )
-            self._handles.append(
-                group.module.register_forward_hook(hook.after, always_call=True)
-            )
+            self._handles.append(group.module.register_forward_pre_hook(hook.before, prepend=True))
+            self._handles.append(group.module.register_forward_hook(hook.after, always_call=True))
 
     def begin_layer(self, index: int) -> None:
         """Hook: layer ``index`` is about to run."""
@@ -336,5 +332,3 @@ def _shut_down(
     while handles:
         handles.pop().remove()
     backend.close()
-
-

@@ -61,5 +61,3 @@ def _cost(group: WeightGroup, source: LayerSource) -> LayerCost:
         copied_bytes=group.copied_bytes,
         mapped_bytes=group.mapped_bytes,
     )
-
-

@@ -104,9 +104,7 @@ class LayerSource:
         ]
 
     def _is_locked(self, address: int) -> bool:
-        return any(
-            lock.address <= address < lock.address + lock.size_bytes for lock in self._locks
-        )
+        return any(lock.address <= address < lock.address + lock.size_bytes for lock in self._locks)
 
     def _bytes(self, address: int, size: int) -> torch.Tensor:
         # A piece may span several tensors, each a storage of its own, so the view is made from

@@ -169,9 +169,7 @@ class LayerStream:
 
     def _ship(self, index: int, slot: Slot) -> None:
         group = self._groups[index]
-        order = Order(
-            self._sources[index], slot.memory[: group.layout.size_bytes], slot.released
-        )
+        order = Order(self._sources[index], slot.memory[: group.layout.size_bytes], slot.released)
         self._courier.ship(order)
         slot.layer, slot.order, slot.released, slot.left_over = index, order, None, False
         self._move(index, LayerState.LOADING)

@@ -65,7 +65,7 @@ class EngineConfig:
 
 
 CHUNK_BYTES = 16 * MIB
-"""One page-locked staging chunk. 16 MiB was the best of 4, 8, 16 and 32 (docs/engine.md, "Staging")."""
+"""One page-locked staging chunk; 16 MiB was the best of four sizes (docs/engine.md, "Staging")."""
 
 
 def read_switches(environ: Mapping[str, str]) -> Switches:
