@@ -128,13 +128,13 @@ class Workflows:
         return found if budget is None else {**found, BUDGET: budget}
 
     def courier(self, budget: dict[str, Any] | None = None, **more: Any) -> Any:
-        return self.run(self.prompt(budget, **more))
-
-    def run(self, prompt: Prompt) -> Any:
-        result = self.server.client.run(prompt)
+        result = self.server.client.run(self.prompt(budget, **more))
         # Else the pictures would be those of an earlier prompt.
         assert SAMPLER not in result.cached_nodes()
         return pixels(self.server, result)
+
+    def run(self, prompt: Prompt) -> Any:
+        return pixels(self.server, self.server.client.run(prompt))
 
     def status(self, file: str | None = None) -> dict[str, Any]:
         """The status of the youngest model of that file."""
