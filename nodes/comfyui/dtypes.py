@@ -37,17 +37,23 @@ def choose_dtypes(
     file_dtype = comfy.utils.weight_dtype(state_dict)
     supported = list(model_config.supported_inference_dtypes)
     device = comfy.model_management.get_torch_device()
-    # 0.3.75 names it scaled_fp8 and layer_quant_config, newer versions quant_config.
-    quantised = any(
+    # 0.3.75 tells scales alone (scaled_fp8) from layers of several kinds; newer versions do not.
+    per_layer = any(
         _config_value(model_config, name) is not None
-        for name in ("scaled_fp8", "quant_config", "layer_quant_config")
+        for name in ("quant_config", "layer_quant_config")
     )
+    quantised = per_layer or _config_value(model_config, "scaled_fp8") is not None
     reference = requested or comfy.model_management.unet_dtype(
         model_params=comfy.utils.calculate_parameters(state_dict),
         supported_dtypes=supported,
         weight_dtype=None if quantised else file_dtype,
     )
     compute = _compute_dtype(reference, device, supported)
+    if per_layer:
+        # Such layers have no one storage dtype to compare with: the core always names the compute
+        # dtype for them, and they are what carries it to the dequantising.
+        cast = comfy.model_management.unet_manual_cast(None, device, supported)
+        return DtypeChoice(reference, reference, cast)
     if quantised or file_dtype is None or not file_dtype.is_floating_point:
         return DtypeChoice(reference, reference, None if compute == reference else compute)
     keeps = widens_exactly(file_dtype, reference) or (reference == compute)
