@@ -109,7 +109,8 @@ def _read_unmapped(
         for header in headers
         for name, entry in header.entries.items()
     }
-    note = f"{path.name} could not be mapped and was read into memory: {error}"
+    # The status shows no absolute path, and the system's own reason is in the cause.
+    note = f"{path.name} could not be mapped and was read into memory ({error.__cause__})"
     return Checkpoint(path.name, state_dict, metadata, (), note)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,12 @@ def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
     """
     path = Path(path)
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory says what it is
+            # Opening a pipe that nobody writes to would wait for ever.
+            raise CheckpointFormatError(
+                f"{file_text(path)} is a pipe, socket or device and not a file; choose a model file"
+            )
         with path.open("rb") as file:
             identity = FileIdentity.of(file.fileno())
             text = _read_json_text(path, file, identity.size_bytes)

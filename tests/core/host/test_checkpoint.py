@@ -288,6 +288,14 @@ def test_a_path_that_is_no_file_is_refused_with_the_systems_reason(
         read_header(tmp_path / name)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.safetensors"
+    os.mkfifo(path)
+    with pytest.raises(CheckpointFormatError, match="is a pipe, socket or device and not a file"):
+        read_header(path)
+
+
 # Case 46.
 
 NAMES = {
