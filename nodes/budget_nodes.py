@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from comfy_api.latest import io
 
-from ..offload_core.values import Budget, gib_to_bytes
+from ..offload_core.values import Budget, ConfigError, gib_to_bytes
 
 BudgetType = io.Custom("COURIER_BUDGET")
 
@@ -14,6 +14,7 @@ CUSTOM = "custom"
 AUTO = "auto"
 _PAIRS = ((6, 16), (8, 16), (8, 32), (12, 32), (16, 32), (16, 64), (24, 64))
 PRESETS = {f"{card} GiB card / {ram} GiB RAM": (card, ram) for card, ram in _PAIRS}
+CHOICES = (AUTO, *PRESETS, CUSTOM)
 
 _CARD_HEADROOM_GIB = 0.75
 """What a card's name promises and ComfyUI cannot have: the driver's context and the desktop."""
@@ -35,8 +36,12 @@ def budget_from(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
         return CourierBudget(Budget(), AUTO)
     if preset == CUSTOM:
         device = gib_to_bytes(vram_gib, "vram_gib") or None
+        if isinstance(host_gib, (int, float)) and host_gib < 0 and host_gib != -1:
+            raise ConfigError(f"host_gib is {host_gib}; it must be -1 (automatic), 0 or more")
         host = None if host_gib == -1 else gib_to_bytes(host_gib, "host_gib")
         return CourierBudget(Budget(device, host), CUSTOM)
+    if preset not in PRESETS:
+        raise ConfigError(f"preset is {preset!r}; choose one of {', '.join(CHOICES)}")
     card, ram = PRESETS[preset]
     return CourierBudget(
         Budget(
@@ -60,7 +65,7 @@ class CourierBudgetNode(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "preset",
-                    options=[AUTO, *PRESETS, CUSTOM],
+                    options=list(CHOICES),
                     default=AUTO,
                     tooltip="auto lets ComfyUI decide for the card and takes 60 % of the free RAM. "
                     "A machine preset leaves room for the desktop and for other models. "
@@ -84,11 +89,19 @@ class CourierBudgetNode(io.ComfyNode):
                     step=0.001,
                     round=False,
                     tooltip="custom only. GiB of host memory that may be page-locked or copied. "
-                    "0 locks nothing and streams from the file; -1 is automatic.",
+                    "0 locks nothing and streams from the file (what has to be converted is copied "
+                    "all the same); -1 is automatic.",
                 ),
             ],
             outputs=[BudgetType.Output("budget", tooltip="For a Courier loader.")],
         )
+
+    @classmethod
+    def validate_inputs(cls, preset: str | None = None) -> bool | str:
+        """The core compares no choice of a node like this one with its list."""
+        if preset is not None and preset not in CHOICES:
+            return f"preset is {preset!r}; choose one of {', '.join(CHOICES)}"
+        return True
 
     @classmethod
     def execute(cls, preset: str, vram_gib: float, host_gib: float) -> io.NodeOutput:

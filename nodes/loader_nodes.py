@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..offload_core.values import Budget
+from ..offload_core.values import Budget, ConfigError
 from .budget_nodes import BudgetType, CourierBudget
 from .comfyui.loading import (
     WEIGHT_DTYPES,
@@ -50,13 +50,19 @@ class CourierLoadDiffusionModel(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, unet_name: str | None = None) -> bool | str:
+    def validate_inputs(
+        cls, unet_name: str | None = None, weight_dtype: str | None = None
+    ) -> bool | str:
         """In place of the core's own comparison, which knows one system's separator only.
 
         None: the name comes from another node and is not known yet.
         """
-        if unet_name is not None and offered_name(unet_name) is None:
+        if unet_name is not None and (
+            not isinstance(unet_name, str) or offered_name(unet_name) is None
+        ):
             return f"{unet_name!r} is not a file of models/diffusion_models"
+        if weight_dtype is not None and weight_dtype not in WEIGHT_DTYPES:
+            return f"weight_dtype is {weight_dtype!r}; choose one of {', '.join(WEIGHT_DTYPES)}"
         return True
 
     @classmethod
@@ -67,12 +73,16 @@ class CourierLoadDiffusionModel(io.ComfyNode):
         budget: CourierBudget | None = None,
     ) -> str:
         """A file that was replaced or rewritten is loaded again, not refused from the cache."""
-        return "" if unet_name is None else file_fingerprint(unet_name)
+        return file_fingerprint(unet_name) if isinstance(unet_name, str) else ""
 
     @classmethod
     def execute(
         cls, unet_name: str, weight_dtype: str, budget: CourierBudget | None = None
     ) -> io.NodeOutput:
+        if budget is not None and not isinstance(budget, CourierBudget):
+            raise ConfigError(
+                f"budget is {type(budget).__name__}; connect a Courier Budget node or leave it open"
+            )
         chosen = budget.budget if budget is not None else Budget()
         return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, chosen))
 

@@ -29,6 +29,7 @@ from ...offload_core.host import (
 from ...offload_core.values import (
     CheckpointError,
     CheckpointFormatError,
+    HostBudgetError,
     MappingError,
     size_text,
 )
@@ -115,11 +116,17 @@ def _read_unmapped(
 
 
 def build_diffusion_model(
-    checkpoint: Checkpoint, requested: torch.dtype | None, fp8_optimizations: bool = False
+    checkpoint: Checkpoint,
+    requested: torch.dtype | None,
+    copy_limit_bytes: int,
+    fp8_optimizations: bool = False,
 ) -> BuiltModel:
     """The model in ``checkpoint``, recognised and configured as the core does it.
 
-    Raises: CheckpointFormatError if the core does not know the model, or a weight does not fit it.
+    Args:
+        copy_limit_bytes: how much may be copied to have the dtype asked for.
+    Raises: CheckpointFormatError if the core does not know the model, or a weight does not fit it;
+        HostBudgetError, before anything is copied, if the limit does not hold.
     """
     # A copy: the core takes keys out of the dict it is given.
     state_dict = dict(checkpoint.state_dict)
@@ -135,7 +142,7 @@ def build_diffusion_model(
     if fp8_optimizations:
         config.optimizations["fp8"] = True
     model = config.get_model(state_dict, "")
-    stored = _assign(model, state_dict, choice, checkpoint.name)
+    stored = _assign(model, state_dict, choice, checkpoint.name, copy_limit_bytes)
     model.requires_grad_(False)
     if checkpoint.note:
         _LOG.warning("%s", checkpoint.note)
@@ -194,13 +201,17 @@ def _recognise(
 
 
 def _assign(
-    model: Any, state_dict: dict[str, torch.Tensor], choice: DtypeChoice, name: str
+    model: Any,
+    state_dict: dict[str, torch.Tensor],
+    choice: DtypeChoice,
+    name: str,
+    copy_limit_bytes: int,
 ) -> dict[str, torch.dtype]:
     """Load ``state_dict`` by assignment; the dtype the core would store each weight in, by key."""
     processed = model.model_config.process_unet_state_dict(dict(state_dict))
     declared = {key: _declared_dtype(model.diffusion_model, key) for key in processed}
     stored: dict[str, torch.dtype] = {}
-    ready: dict[str, torch.Tensor] = {}
+    usable: dict[str, torch.dtype] = {}
     for key, tensor in processed.items():
         dtype = declared[key]
         reference = choice.reference if dtype in (choice.storage, None) else dtype
@@ -208,10 +219,12 @@ def _assign(
             reference = tensor.dtype
         if _is_buffer(model.diffusion_model, key):
             # Nothing casts a buffer at use: it has to be what the core would hold.
-            ready[key] = tensor.to(reference)
+            usable[key] = reference
         else:
-            ready[key] = _in_usable_dtype(tensor, dtype, reference, choice)
+            usable[key] = _usable_dtype(tensor, dtype, reference, choice)
         stored[f"diffusion_model.{key}"] = reference
+    _refuse_large_copies(processed, usable, name, copy_limit_bytes)
+    ready = {key: tensor.to(usable[key]) for key, tensor in processed.items()}
     try:
         missing, unexpected = model.diffusion_model.load_state_dict(
             ready, strict=False, assign=True
@@ -226,20 +239,40 @@ def _assign(
     return stored
 
 
-def _in_usable_dtype(
+def _refuse_large_copies(
+    tensors: dict[str, torch.Tensor],
+    usable: dict[str, torch.dtype],
+    name: str,
+    copy_limit_bytes: int,
+) -> None:
+    copied = sum(
+        tensor.nelement() * usable[key].itemsize
+        for key, tensor in tensors.items()
+        if tensor.dtype != usable[key]
+    )
+    if copied > copy_limit_bytes:
+        raise HostBudgetError(
+            f"{name} would need {size_text(copied)} of host memory for weights converted to "
+            f"another dtype, and {size_text(copy_limit_bytes)} is allowed; choose weight_dtype "
+            "default, which leaves them in the file, or raise the host budget",
+            copied,
+        )
+
+
+def _usable_dtype(
     tensor: torch.Tensor,
     declared: torch.dtype | None,
     reference: torch.dtype,
     choice: DtypeChoice,
-) -> torch.Tensor:
-    """``tensor`` as it is if casting at use gives the core's number, else converted (a copy)."""
+) -> torch.dtype:
+    """The tensor's own dtype if casting at use gives the core's number, else the core's own."""
     if declared is None or tensor.dtype == declared or not tensor.is_floating_point():
-        return tensor
+        return tensor.dtype
     if choice.cast is not None and (
         widens_exactly(tensor.dtype, reference) or reference == choice.cast
     ):
-        return tensor
-    return tensor.to(reference)
+        return tensor.dtype
+    return reference
 
 
 def _declared_dtype(root: torch.nn.Module, key: str) -> torch.dtype | None:

@@ -60,9 +60,11 @@ def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> Courie
     path = _path_of(name)
     requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
                  "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip
+    limit_bytes = host_limit_bytes(budget)
     built = build_diffusion_model(
-        open_checkpoint(path, host_limit_bytes(budget)),
+        open_checkpoint(path, limit_bytes),
         requested,
+        limit_bytes,
         fp8_optimizations=weight_dtype.endswith("_fast"),
     )
     return wrap(built, path, budget)

@@ -9,6 +9,7 @@ from .checkpoint import (
 )
 from .identity import (
     FileIdentity,
+    check_not_rewritten,
     check_unchanged,
     difference_text,
     file_text,
@@ -51,6 +52,7 @@ __all__ = [
     "Reservation",
     "SystemMemory",
     "TensorEntry",
+    "check_not_rewritten",
     "check_unchanged",
     "difference_text",
     "file_text",

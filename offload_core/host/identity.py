@@ -66,6 +66,17 @@ def check_unchanged(path: Path, identity: FileIdentity) -> None:
         raise _changed(path, difference_text(identity, now))
 
 
+def check_not_rewritten(path: Path, identity: FileIdentity) -> None:
+    """Raises: CheckpointChangedError if ``path`` still leads to that file, with other bytes."""
+    try:
+        now = FileIdentity.of(path)
+    except OSError:
+        return
+    same_file = (now.device, now.inode) == (identity.device, identity.inode)
+    if same_file and now != identity:
+        raise _changed(path, difference_text(identity, now))
+
+
 def difference_text(before: FileIdentity, now: FileIdentity) -> str:
     """How two identities taken at one path differ, as the predicate of a sentence."""
     if (now.device, now.inode) != (before.device, before.inode):

@@ -27,6 +27,7 @@ from ..values import (
 from .checkpoint import CheckpointHeader, TensorEntry, read_header
 from .identity import (
     FileIdentity,
+    check_not_rewritten,
     check_unchanged,
     difference_text,
     file_text,
@@ -141,6 +142,13 @@ class FileMapping:
     def read(self, entry: TensorEntry) -> torch.Tensor:
         """``read_tensor`` of this file."""
         return read_tensor(self.header, entry)
+
+    def check_not_rewritten(self) -> None:
+        """Raises: CheckpointChangedError if the very file that is mapped has other bytes now.
+
+        A path that leads elsewhere, or nowhere, says nothing about the bytes that are mapped.
+        """
+        check_not_rewritten(self.header.path, self.header.identity)
 
     def check_unchanged(self) -> None:
         """Raises: CheckpointChangedError if the path no longer leads to the mapped file."""

@@ -39,6 +39,10 @@ def resolve_shards(path: str | os.PathLike[str]) -> tuple[Path, ...]:
     return _by_number(path, shard)
 
 
+_MOST_SHARDS = 10_000
+"""Names claim anything, and each shard costs a look at the disk."""
+
+
 def _index_names(stem: str) -> tuple[str, ...]:
     plain = f"{stem}.safetensors.index.json"
     base, dot, variant = stem.rpartition(".")
@@ -69,6 +73,11 @@ def _by_index(index: Path) -> tuple[Path, ...]:
 
 def _by_number(path: Path, shard: re.Match[str]) -> tuple[Path, ...]:
     count, width = int(shard["count"]), len(shard["number"])
+    if count > _MOST_SHARDS:
+        raise CheckpointError(
+            f"{file_text(path)} is named as one of {count} shards, more than any model has; rename "
+            "it as it was downloaded"
+        )
     paths = tuple(
         path.with_name(f"{shard['stem']}-{number:0{width}d}-of-{shard['count']}.safetensors")
         for number in range(1, count + 1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..values.errors import DeviceBudgetError, HostBudgetError
 from ..values.states import Placement
-from ..values.units import size_text
+from ..values.units import gib_text, size_text
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _choose_resident(request: PlanRequest, sizes: Sequence[int]) -> tuple[frozen
         f"a device budget of {size_text(request.device_budget_bytes)} is too small: weights "
         f"outside the blocks take {size_text(request.base_device_bytes)}, activations "
         f"{size_text(request.activation_bytes)}{slot}; the smallest that works is "
-        f"{size_text(smallest)} ({smallest} bytes)",
+        f"{size_text(smallest)} ({smallest} bytes), which is {gib_text(smallest)} GiB rounded up",
         smallest,
     )
 
@@ -171,8 +171,8 @@ def _choose_locked(
         raise HostBudgetError(
             f"a host budget of {size_text(budget)} is too small: {size_text(copied)} of weights "
             "had to be copied because their file bytes cannot be used as they are; raise the host "
-            f"budget to {size_text(copied)} ({copied} bytes) or load with the file's own dtype, "
-            "which needs no copy",
+            f"budget to {size_text(copied)} ({copied} bytes) or load an aligned "
+            "safetensors file in its own dtype, which needs no copy",
             copied,
         )
     lockable = [
@@ -209,4 +209,6 @@ def _layer_plan(request: PlanRequest, index: int, resident: bool, locked: bool) 
         return LayerPlan(Placement.MAPPED, f"pages cannot be locked: {request.lock_refusal}")
     if not layer.lockable_bytes:
         return LayerPlan(Placement.MAPPED, "smaller than one whole page, so nothing to lock")
+    if request.host_budget_bytes == 0:
+        return LayerPlan(Placement.MAPPED, "the host budget is 0; streams from the file")
     return LayerPlan(Placement.MAPPED, "the host budget is used up; streams from the file")

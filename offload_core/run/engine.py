@@ -131,7 +131,9 @@ class LayerEngine:
 
         Args:
             interrupt: called while waiting for the courier; may raise to cancel.
-        Raises: CheckpointChangedError before anything ran, if a file changed since it was opened.
+        Raises: CheckpointChangedError before anything ran, if a file changed since it was opened;
+            after the run, if the bytes it read were changed meanwhile (its result is not to be
+            used). A file that was deleted or replaced meanwhile was still read whole.
         """
         if self._state is not EngineState.LOADED:
             raise StateError(f"the engine is {self._state.value}; load it before a run")
@@ -142,6 +144,8 @@ class LayerEngine:
         try:
             yield
             self._parts.stream.wind_down()
+            for mapping in self._parts.mappings:
+                mapping.check_not_rewritten()
         finally:
             # Also for a cancel, which is no Exception and reaches no post-hook.
             with torch.inference_mode(False), torch.no_grad():

@@ -14,6 +14,7 @@ from ..values import (
     LayerState,
     MemoryRecord,
     Placement,
+    size_text,
 )
 from .source import LayerSource
 from .stream import LayerStream
@@ -49,6 +50,7 @@ def snapshot_of(
     if inventory.base.weights or inventory.base.solid:
         layers.append(_base_record(inventory.base, published))
     groups = (inventory.base, *inventory.layers)
+    copied_bytes = sum(group.copied_bytes for group in groups)
     plan = published.plan
     return EngineSnapshot(
         state=published.state,
@@ -60,13 +62,13 @@ def snapshot_of(
             device_peak_bytes=published.device_peak_bytes,
             activation_peak_bytes=published.activation_peak_bytes,
             locked_bytes=sum(source.locked_bytes for source in sources),
-            copied_bytes=sum(group.copied_bytes for group in groups),
+            copied_bytes=copied_bytes,
             staging_bytes=plan.staging_bytes if plan is not None else 0,
         ),
         traffic=stream.traffic,
         block_lists=published.block_lists,
         streamable_layers=len(inventory.layers),
-        notes=published.notes + _refusals(sources),
+        notes=published.notes + _copies(published.budget, copied_bytes) + _refusals(sources),
     )
 
 
@@ -84,7 +86,7 @@ def _layer_record(
     planned = plan.layers[index]
     if planned.placement is Placement.RESIDENT:
         if index in published.resident:
-            return _record(group, Placement.RESIDENT, planned.reason, state)
+            return _record(group, Placement.RESIDENT, planned.reason, LayerState.READY)
         return _record(group, at_rest, "is being loaded", state)
     if planned.placement is Placement.PINNED:
         # Only what is locked is called pinned; the intention is in the reason.
@@ -124,6 +126,15 @@ def _record(
         state=state,
         tensors=len(weights),
         dtypes=tuple(sorted({str(weight.home.dtype).removeprefix("torch.") for weight in weights})),
+    )
+
+
+def _copies(budget: Budget, copied_bytes: int) -> tuple[str, ...]:
+    if budget.host_bytes != 0 or not copied_bytes:
+        return ()
+    return (
+        f"{size_text(copied_bytes)} of weights are copied in host memory although its budget is 0: "
+        "their file bytes cannot be used as they are",
     )
 
 

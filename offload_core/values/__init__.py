@@ -41,6 +41,7 @@ from .units import (
     MIB,
     align_down,
     align_up,
+    gib_text,
     gib_to_bytes,
     size_text,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "TransferError",
     "align_down",
     "align_up",
+    "gib_text",
     "gib_to_bytes",
     "read_switches",
     "size_text",

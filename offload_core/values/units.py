@@ -35,6 +35,11 @@ def gib_to_bytes(value: object, name: str) -> int:
     return int(value * GIB)
 
 
+def gib_text(size_bytes: int) -> str:
+    """``size_bytes`` as a GiB figure to type, rounded up to thousandths so that it suffices."""
+    return f"{math.ceil(size_bytes * 1000 / GIB) / 1000:g}"
+
+
 def align_up(offset: int, alignment: int) -> int:
     """The smallest multiple of ``alignment`` that is not below ``offset``."""
     return -(-offset // alignment) * alignment

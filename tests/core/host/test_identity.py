@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from offload_core.host import FileIdentity, check_unchanged, file_text, sizes_text
+from offload_core.host import (
+    FileIdentity,
+    check_not_rewritten,
+    check_unchanged,
+    file_text,
+    sizes_text,
+)
 from offload_core.values import MIB, CheckpointChangedError
 
 
@@ -130,3 +136,22 @@ def test_a_name_that_is_not_unicode_is_still_printable() -> None:
     text = file_text(os.fsdecode(b"caf\xe9.safetensors"))
     assert text == "caf\\xe9.safetensors"
     text.encode("utf-8")
+
+
+def test_only_a_file_rewritten_in_place_is_not_the_bytes_that_were_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"as it was")
+    os.utime(path, ns=(1, 1))
+    before = FileIdentity.of(path)
+    check_not_rewritten(path, before)
+    with path.open("r+b") as file:
+        file.write(b"different")
+    os.utime(path, ns=(2, 2))
+    with pytest.raises(CheckpointChangedError, match="was rewritten in place"):
+        check_not_rewritten(path, before)
+    other = tmp_path / "other"
+    other.write_bytes(b"another file")
+    os.replace(other, path)
+    check_not_rewritten(path, before)
+    path.unlink()
+    check_not_rewritten(path, before)

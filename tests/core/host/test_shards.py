@@ -173,3 +173,11 @@ def test_an_index_with_a_byte_order_mark_is_read(pair: tuple[Path, Path]) -> Non
 def test_an_index_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be read: No such file.*check the path"):
         resolve_shards(tmp_path / "m.safetensors.index.json")
+
+
+def test_a_name_that_claims_more_shards_than_any_model_has_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    path = write_shard(tmp_path, "z-00001-of-999999999.safetensors", "a")
+    with pytest.raises(CheckpointError, match="one of 999999999 shards, more than any model has"):
+        resolve_shards(path)

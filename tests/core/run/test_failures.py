@@ -736,3 +736,21 @@ def test_a_failed_order_keeps_no_memory_once_its_error_is_gone(
     finally:
         gc.enable()
     assert torch.equal(tiny.module.embed(tiny.x), tiny.plain.embed(tiny.x))
+
+
+def test_a_run_over_a_file_that_is_rewritten_meanwhile_does_not_pass_for_a_good_one(
+    make_tiny: Callable[..., Any], budget_for: Callable[..., Budget]
+) -> None:
+    tiny = make_tiny(3)
+    engine = attach(tiny.module, FakeBackend(), [tiny.mapping])
+    engine.load(budget_for(engine, "mapped"))
+
+    def run_while_somebody_writes() -> None:
+        with engine.run():
+            tiny.module(tiny.x)
+            rewrite(tiny.path)
+
+    with pytest.raises(CheckpointChangedError, match="was rewritten in place"):
+        run_while_somebody_writes()
+    assert engine.state is EngineState.LOADED
+    engine.detach()

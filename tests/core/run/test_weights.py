@@ -254,7 +254,7 @@ def test_a_converted_weight_keeps_its_dtype_and_is_charged_as_a_copy(
     device = engine.plan(Budget()).device_bytes - 1
     text = (
         rf"of weights had to be copied .*; raise the host budget to .* \({copied} bytes\) or load "
-        "with the file's own dtype"
+        "an aligned safetensors file in its own dtype"
     )
     with pytest.raises(HostBudgetError, match=text) as refused:
         engine.plan(Budget(device, copied - 1))
