@@ -8,7 +8,6 @@ from dataclasses import replace
 from ..device import DeviceBackend
 from ..plan import LayerCost, Plan, PlanRequest, smallest_device_bytes
 from ..values import Budget, EngineConfig
-from .residency import solid_bytes
 from .source import LayerSource
 from .weights import Inventory, WeightGroup
 
@@ -29,7 +28,7 @@ def plan_request(
     refusal = backend.lock_refusal if config.switches.in_place else "switched off"
     return PlanRequest(
         layers=layers,
-        base_device_bytes=base.layout.size_bytes + solid_bytes(base) + inventory.buffer_bytes,
+        base_device_bytes=base.layout.size_bytes + base.solid_bytes + inventory.buffer_bytes,
         base_copied_bytes=base.copied_bytes,
         device_budget_bytes=budget.device_bytes,
         host_budget_bytes=budget.host_bytes,

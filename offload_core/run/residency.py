@@ -20,6 +20,7 @@ class Resident:
 
     def __init__(self, group: WeightGroup, source: LayerSource, backend: DeviceBackend) -> None:
         self._backend = backend
+        self._solid_bytes = group.solid_bytes
         self._memory = backend.allocate(group.layout.size_bytes)
         self._event: DeviceEvent = backend.ship(source.copies_into(self._memory), None)
         try:
@@ -34,8 +35,7 @@ class Resident:
     @property
     def size_bytes(self) -> int:
         """Device bytes held."""
-        solid = sum(_device_bytes(weight) for weight in self._solid.weights)
-        return self._memory.numel() + solid
+        return self._memory.numel() + self._solid_bytes
 
     def onload(self) -> None:
         """Bind; work issued from here on sees the device weights."""
@@ -49,11 +49,6 @@ class Resident:
         unbind(self._solid)
         self._backend.settle(self._event)
         self._backend.settle(self._backend.mark())
-
-
-def solid_bytes(group: WeightGroup) -> int:
-    """Device bytes of the weights that move as whole objects."""
-    return sum(_device_bytes(weight) for weight in group.solid)
 
 
 def move_buffers(root: nn.Module, device: torch.device) -> None:
@@ -74,7 +69,3 @@ def _moved(weight: Weight, device: torch.device) -> nn.Parameter:
         return home
     # As one object: ``.data =`` on a wrapper subclass would swap its shell and leave what it holds.
     return nn.Parameter(home.detach().to(device), requires_grad=False)
-
-
-def _device_bytes(weight: Weight) -> int:
-    return weight.home.nelement() * weight.home.element_size()

@@ -68,10 +68,15 @@ class WeightGroup:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def solid_bytes(self) -> int:
+        """Bytes of the weights that move as whole objects, on the host and on the device alike."""
+        return sum(w.home.nelement() * w.home.element_size() for w in self.solid)
+
+    @property
     def copied_bytes(self) -> int:
         """Host bytes of weights that no checkpoint mapping holds."""
         loose = sum(w.extent.size_bytes for w in self.weights if w.mapping is None)
-        return loose + sum(w.home.nelement() * w.home.element_size() for w in self.solid)
+        return loose + self.solid_bytes
 
     @property
     def mapped_bytes(self) -> int:
