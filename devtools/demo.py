@@ -119,12 +119,14 @@ def _counts(model: dict[str, Any]) -> str:
 
 
 def _layer_table(layers: Iterable[dict[str, Any]]) -> list[str]:
-    rows = [("layer", "bytes", "placement", "in place", "reason")]
+    rows = [("layer", "bytes", "resident", "placement", "in place", "reason")]
     for layer in layers:
         in_place = {True: "yes", False: "no"}.get(layer.get("in_place"), "-")
         size, reason = f"{layer.get('bytes', 0):,}", str(layer.get("reason") or "")
-        rows.append((layer.get("name", "?"), size, layer.get("placement", "?"), in_place, reason))
-    return _columns(rows, right_aligned={1})
+        resident = f"{layer.get('resident_bytes', 0):,}"
+        placement = layer.get("placement", "?")
+        rows.append((layer.get("name", "?"), size, resident, placement, in_place, reason))
+    return _columns(rows, right_aligned={1, 2})
 
 
 def _budget_table(model: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from comfy_api.latest import io
 
@@ -15,6 +15,7 @@ AUTO = "auto"
 _PAIRS = ((6, 16), (8, 16), (8, 32), (12, 32), (16, 32), (16, 64), (24, 64))
 PRESETS = {f"{card} GiB card / {ram} GiB RAM": (card, ram) for card, ram in _PAIRS}
 CHOICES = (AUTO, *PRESETS, CUSTOM)
+EACH, TOGETHER = "each model", "all models together"
 
 _CARD_HEADROOM_GIB = 0.75
 """What a card's name promises and ComfyUI cannot have: the driver's context and the desktop."""
@@ -30,8 +31,18 @@ class CourierBudget:
     label: str
 
 
-def budget_from(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
+def budget_from(
+    preset: str, vram_gib: float, host_gib: float, applies_to: str = EACH
+) -> CourierBudget:
     """The budget a user chose. Raises: ConfigError naming the field that cannot be meant."""
+    if applies_to not in (EACH, TOGETHER):
+        raise ConfigError(f"applies_to is {applies_to!r}; choose {EACH!r} or {TOGETHER!r}")
+    chosen = _figures(preset, vram_gib, host_gib)
+    shared = applies_to == TOGETHER and preset != AUTO
+    return replace(chosen, budget=replace(chosen.budget, shared=shared))
+
+
+def _figures(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
     if preset == AUTO:
         return CourierBudget(Budget(), AUTO)
     if preset == CUSTOM:
@@ -92,20 +103,35 @@ class CourierBudgetNode(io.ComfyNode):
                     "0 locks nothing and streams from the file (what has to be converted is copied "
                     "all the same); -1 is automatic.",
                 ),
+                io.Combo.Input(
+                    "applies_to",
+                    options=[EACH, TOGETHER],
+                    default=EACH,
+                    optional=True,
+                    tooltip="Whether each model may take that much, or all models that are loaded "
+                    "with such a budget together. Then the least recently used gives way. "
+                    "With auto, ComfyUI decides anyway.",
+                ),
             ],
             outputs=[BudgetType.Output("budget", tooltip="For a Courier loader.")],
         )
 
     @classmethod
-    def validate_inputs(cls, preset: str | None = None) -> bool | str:
+    def validate_inputs(
+        cls, preset: str | None = None, applies_to: str | None = None
+    ) -> bool | str:
         """The core compares no choice of a node like this one with its list."""
+        if applies_to is not None and applies_to not in (EACH, TOGETHER):
+            return f"applies_to is {applies_to!r}; choose {EACH!r} or {TOGETHER!r}"
         if preset is not None and preset not in CHOICES:
             return f"preset is {preset!r}; choose one of {', '.join(CHOICES)}"
         return True
 
     @classmethod
-    def execute(cls, preset: str, vram_gib: float, host_gib: float) -> io.NodeOutput:
-        return io.NodeOutput(budget_from(preset, vram_gib, host_gib))
+    def execute(
+        cls, preset: str, vram_gib: float, host_gib: float, applies_to: str = EACH
+    ) -> io.NodeOutput:
+        return io.NodeOutput(budget_from(preset, vram_gib, host_gib, applies_to))
 
 
 NODES: list[type[io.ComfyNode]] = [CourierBudgetNode]

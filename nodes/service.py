@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ..offload_core.device import DeviceBackend, DeviceMemory
 from ..offload_core.host import HostLimits, host_limits
-from ..offload_core.run import LayerEngine
-from ..offload_core.values import EngineSnapshot, EngineState
+from ..offload_core.run import LayerEngine, SharedBudget
+from ..offload_core.values import Budget, EngineSnapshot, EngineState
 
 VERSION = "0.1.0"
 _SLUG_LENGTH = 40
@@ -99,15 +99,23 @@ class CourierService:
     def __init__(self, device_probe: DeviceProbe | None = None) -> None:
         self.boot_id = uuid.uuid4().hex
         self._device_probe = device_probe
-        # Guards the two below. Dead models are looked for, not told of by weakref callbacks: those
+        # Guards what is below. Dead models are looked for, not told of by weakref callbacks: those
         # run in any thread at any allocation, also in one that holds this lock, and would hang it.
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._registered = 0
+        self._shares: dict[str, SharedBudget] = {}
 
     def use_device_probe(self, probe: DeviceProbe) -> None:
         """Ask ``probe`` about the device as long as there is no model whose own could be asked."""
         self._device_probe = probe
+
+    def share_of(self, device: str, budget: Budget) -> SharedBudget:
+        """The one shared budget of a device; the figures given last are the ones that count."""
+        with self._lock:
+            share = self._shares.setdefault(device, SharedBudget(budget))
+            share.budget = budget
+        return share
 
     def register(self, engine: LayerEngine, name: str, file: str, backend: DeviceBackend) -> str:
         """Show a model in the status for as long as it lives. Idempotent for one engine.

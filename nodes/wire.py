@@ -44,7 +44,7 @@ def model_json(model: ModelRecord) -> dict[str, Any]:
         },
         "measured": _measured_json(snapshot.memory),
         "counts": _by_placement(snapshot.layers, lambda layer: 1),
-        "bytes": _by_placement(snapshot.layers, lambda layer: layer.size_bytes),
+        "bytes": _bytes_by_placement(snapshot.layers),
         "block_lists": list(snapshot.block_lists),
         "streamable_layers": snapshot.streamable_layers,
         "traffic": dataclasses.asdict(snapshot.traffic),
@@ -60,6 +60,7 @@ def _measured_json(memory: MemoryRecord) -> dict[str, int | None]:
         "activation_peak_bytes": memory.activation_peak_bytes,
         "host_locked_bytes": memory.locked_bytes,
         "host_copied_bytes": memory.copied_bytes,
+        "host_locked_copy_bytes": memory.locked_copy_bytes,
         "host_staging_bytes": memory.staging_bytes,
     }
 
@@ -68,6 +69,7 @@ def _layer_json(layer: LayerRecord) -> dict[str, Any]:
     return {
         "name": layer.name,
         "bytes": layer.size_bytes,
+        "resident_bytes": layer.resident_bytes,
         "placement": layer.placement.value,
         "in_place": layer.in_place,
         "reason": layer.reason,
@@ -80,6 +82,15 @@ def _by_placement(layers: Iterable[LayerRecord], value: Any) -> dict[str, int]:
     sums = {placement.value: 0 for placement in Placement}
     for layer in layers:
         sums[layer.placement.value] += value(layer)
+    return sums
+
+
+def _bytes_by_placement(layers: Iterable[LayerRecord]) -> dict[str, int]:
+    """Bytes by where they rest: of a layer that streams in part, the other part is resident."""
+    sums = {placement.value: 0 for placement in Placement}
+    for layer in layers:
+        sums[Placement.RESIDENT.value] += layer.resident_bytes
+        sums[layer.placement.value] += layer.size_bytes - layer.resident_bytes
     return sums
 
 
@@ -120,7 +131,7 @@ def model_lines(model: ModelRecord) -> list[str]:
         *_columns(_memory_rows(model), right_aligned={1, 2, 3}),
     ]
     if snapshot.layers:
-        lines += ["", *_columns(_layer_rows(snapshot.layers), right_aligned={1})]
+        lines += ["", *_columns(_layer_rows(snapshot.layers), right_aligned={1, 2})]
     return lines
 
 
@@ -138,12 +149,16 @@ def _device_text(device: DeviceRecord) -> str:
 
 def _placed_text(layers: Sequence[LayerRecord]) -> str:
     counts = _by_placement(layers, lambda layer: 1)
-    sizes = _by_placement(layers, lambda layer: layer.size_bytes)
+    sizes = _bytes_by_placement(layers)
     parts = [
         f"{count} {placement} ({size_text(sizes[placement])})"
         for placement, count in counts.items()
         if count
     ]
+    in_part = [layer for layer in layers if 0 < layer.resident_bytes < layer.size_bytes]
+    if in_part:
+        size = size_text(sum(layer.resident_bytes for layer in in_part))
+        parts.append(f"{size} of what streams stays on the device")
     return ", ".join(parts) or "nothing"
 
 
@@ -169,9 +184,15 @@ def _memory_rows(model: ModelRecord) -> list[tuple[str, ...]]:
             "not measured" if activations is None else size_text(activations),
         ),
         ("host: page-locked", _budget_text(budget.host_bytes), size_text(memory.locked_bytes), ""),
-        ("host: copied", "", size_text(memory.copied_bytes), ""),
+        ("host: copied", "", _copied_text(memory), ""),
         ("host: staging", "", size_text(memory.staging_bytes), ""),
     ]
+
+
+def _copied_text(memory: MemoryRecord) -> str:
+    if not memory.locked_copy_bytes:
+        return size_text(memory.copied_bytes)
+    return f"{size_text(memory.copied_bytes)} ({size_text(memory.locked_copy_bytes)} locked)"
 
 
 def _budget_text(budget_bytes: int | None) -> str:
@@ -180,12 +201,15 @@ def _budget_text(budget_bytes: int | None) -> str:
 
 def _layer_rows(layers: Sequence[LayerRecord]) -> Iterator[tuple[str, ...]]:
     """One row for neighbours that differ in nothing but their name."""
-    yield ("layer", "size", "placement", "why")
-    for (size_bytes, placement, in_place, reason), group in groupby(layers, _likeness):
+    yield ("layer", "size", "resident", "placement", "why")
+    for (size_bytes, resident_bytes, placement, in_place, reason), group in groupby(
+        layers, _likeness
+    ):
         members = list(group)
         size = f"{size_text(size_bytes)} each" if len(members) > 1 else size_text(size_bytes)
+        resident = f"{resident_bytes / size_bytes:.0%}" if size_bytes else "-"
         where = f"{placement.value}, in place" if in_place else placement.value
-        yield (_names_text(members), size, where, printable(reason))
+        yield (_names_text(members), size, resident, where, printable(reason))
 
 
 def _names_text(members: Sequence[LayerRecord]) -> str:
@@ -198,8 +222,8 @@ def _names_text(members: Sequence[LayerRecord]) -> str:
     return f"{first} - {number if shared else last} ({len(members)} layers)"
 
 
-def _likeness(layer: LayerRecord) -> tuple[int, Placement, bool, str]:
-    return (layer.size_bytes, layer.placement, layer.in_place, layer.reason)
+def _likeness(layer: LayerRecord) -> tuple[int, int, Placement, bool, str]:
+    return (layer.size_bytes, layer.resident_bytes, layer.placement, layer.in_place, layer.reason)
 
 
 def _columns(rows: Iterable[tuple[str, ...]], right_aligned: set[int]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...offload_core.host import host_limits
-from ...offload_core.run import LayerEngine
+from ...offload_core.run import BASE_NAME, LayerEngine, SharedBudget
 from ...offload_core.values import Budget, CourierError, DeviceBudgetError, Switches
 from .private_weights import PrivateWeights
 
@@ -19,6 +19,11 @@ ATTRIBUTE = "courier"
 _AUTOMATIC_HOST_SHARE = 0.6
 """Of what the machine or its container has free. The rest is for text encoders, the page cache of
 the files themselves, and everybody else."""
+
+_GUESS_FACTOR = 2
+_GUESS_MORE_BYTES = 640 << 20
+"""The core's estimate leaves out workspaces and what its allocator rounds up."""
+_SLOT_ROUNDING_BYTES = 8 << 20
 
 
 @dataclass(eq=False)
@@ -31,8 +36,8 @@ class Attachment:
     ``homes`` are the parameters as loaded, by the same keys: what is clean and stays, wherever
     layers are at the moment.
 
-    ``activation_bytes`` is what the coming run needs beside the weights: the core's estimate for
-    its shape, then what was measured for that shape.
+    ``activation_bytes`` is what the coming run needs beside the weights: what was measured for its
+    shape, or before that a guess well above the core's own.
     """
 
     engine: LayerEngine
@@ -41,6 +46,7 @@ class Attachment:
     homes: Mapping[str, torch.nn.Parameter]
     switches: Switches
     measures_activations: bool
+    share: SharedBudget | None = None
     private: PrivateWeights = field(default_factory=PrivateWeights)
     activation_bytes: int = 0
     measured_activations: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -59,6 +65,39 @@ class Attachment:
             limit = offer if limit is None else min(limit, offer)
         return Budget(limit, self.host_bytes())
 
+    def load(self, offered_bytes: int | None) -> None:
+        """Load the engine with what the user allows and the core offers. Raises: CourierError."""
+        budget = self.budget_within(offered_bytes)
+        if self.share is not None:
+            activation_bytes = self.activations_within(budget.device_bytes)
+            budget = self.share.take(self.engine, budget, activation_bytes)
+        self.engine.load(budget, self.activations_within(budget.device_bytes))
+
+    def activations_within(self, limit_bytes: int | None) -> int:
+        """What to leave for activations under that device budget.
+
+        What was measured; a budget too small for it is an error. Where nothing was, and the model
+        does not fit whole beside a guess, as much as streaming can do without: one pass through
+        two slots costs less than loading what may have to go again, and then it is measured.
+        """
+        if limit_bytes is None or self.shape in self.measured_activations:
+            return self.activation_bytes
+        if not self.measures_activations:
+            return self.activation_bytes
+        whole = self.engine.plan(Budget(None, 0)).device_bytes
+        if whole + self.activation_bytes <= limit_bytes:
+            return self.activation_bytes
+        layers = [r for r in self.engine.snapshot().layers if r.name != BASE_NAME]
+        second_slot = max((record.size_bytes for record in layers), default=0)
+        return max(0, limit_bytes - self._smallest(0) - second_slot - _SLOT_ROUNDING_BYTES)
+
+    def _guess_within(self, limit_bytes: int | None) -> int:
+        """As ``activations_within``, with the guess itself where nothing was measured; it gives way
+        to the smallest plan, because it is no more than a guess."""
+        if limit_bytes is None or self.shape in self.measured_activations:
+            return self.activation_bytes
+        return max(0, min(self.activation_bytes, limit_bytes - self._smallest(0)))
+
     def host_bytes(self) -> int:
         """The user's host figure, or the automatic one for the machine as it is now."""
         if self.budget.host_bytes is not None:
@@ -69,9 +108,10 @@ class Attachment:
         return automatic_host_bytes(self.switches, memory.host_bytes, unseen)
 
     def planned_bytes(self) -> int:
-        """Device bytes of weights and slots once loaded as the user asked."""
+        """Device bytes of weights and slots once loaded as the user asked, and measured."""
         try:
-            plan = self.engine.plan(Budget(self._device_limit(), 0), self.activation_bytes)
+            limit = self._device_limit()
+            plan = self.engine.plan(Budget(limit, 0), self._guess_within(limit))
         except DeviceBudgetError as error:
             return error.smallest_bytes
         except CourierError:
@@ -79,18 +119,21 @@ class Attachment:
         return plan.device_bytes
 
     def expect_shape(self, shape: tuple[int, ...], estimated_bytes: int) -> None:
-        """A run with latents of ``shape`` comes next."""
+        """A run with latents (and conditionings) of ``shape`` comes next."""
         self.shape = shape
         if self.measures_activations:
-            self.activation_bytes = self.measured_activations.get(shape, estimated_bytes)
+            guess = estimated_bytes * _GUESS_FACTOR + _GUESS_MORE_BYTES
+            self.activation_bytes = self.measured_activations.get(shape, guess)
 
     def _device_limit(self) -> int | None:
         figures = (self.budget.device_bytes, self.switches.pretend_device_bytes)
         return min((figure for figure in figures if figure is not None), default=None)
 
-    def _smallest(self) -> int:
+    def _smallest(self, activation_bytes: int | None = None) -> int:
+        if activation_bytes is None:
+            activation_bytes = self.activation_bytes
         try:
-            self.engine.plan(Budget(0, 0), self.activation_bytes)
+            self.engine.plan(Budget(0, 0), activation_bytes)
         except DeviceBudgetError as error:
             return error.smallest_bytes
         return 0

@@ -83,6 +83,7 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
         name=path.stem,
         notes=(built.note,) if built.note else (),
         budget=budget,
+        device_dtypes=built.stored_dtypes,
     )
     attachment = Attachment(
         engine=engine,
@@ -91,6 +92,7 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
         homes=dict(built.model.named_parameters(remove_duplicate=False)),
         switches=switches,
         measures_activations=backend.activation_peak_bytes() is not None,
+        share=get_service().share_of(str(device), budget) if budget.shared else None,
     )
     model: Any = built.model
     setattr(model, ATTRIBUTE, attachment)

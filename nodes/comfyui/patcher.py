@@ -15,7 +15,7 @@ import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP
 
-from ...offload_core.run import LayerEngine
+from ...offload_core.run import BASE_NAME, LayerEngine
 from ...offload_core.values import EngineState, Placement, size_text
 from .attachment import Attachment, attachment_of
 from .lora import PatchAtUse
@@ -90,7 +90,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             no_limit = full_load or lowvram_model_memory >= _EVERYTHING_BYTES
             offered = None if no_limit else max(0, int(lowvram_model_memory))
             engine = attachment.engine
-            engine.load(attachment.budget_within(offered), attachment.activation_bytes)
+            attachment.load(offered)
             patched = self._wire_patches(force_patch_weights)
             memory = engine.snapshot().memory
             _LOG.info(
@@ -138,7 +138,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             attachment.private.restore_all()
             before = self.loaded_size()
             target = max(0, before - int(memory_to_free))
-            engine.load(attachment.budget_within(target), attachment.activation_bytes)
+            attachment.load(target)
             patched = self._wire_patches(force_patch_weights)
             self._tell_core(self.model.device, patched)
             return before - self.loaded_size()
@@ -249,11 +249,15 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         return patched
 
     def _streamed_modules(self) -> set[torch.nn.Module]:
-        """Every module inside a layer that does not stay on the device."""
+        """Every module inside a layer, unless all layers stay on the device: which of them stream
+        may change while the model runs."""
+        layers = self.attachment.engine.snapshot().layers
+        if all(record.placement is Placement.RESIDENT for record in layers):
+            return set()
         return {
             module
-            for record in self.attachment.engine.snapshot().layers
-            if record.placement is not Placement.RESIDENT
+            for record in layers
+            if record.name != BASE_NAME
             for module in self.model.get_submodule(record.name).modules()
         }
 

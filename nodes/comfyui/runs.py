@@ -22,6 +22,7 @@ def add_run_wrappers(patcher: Any) -> None:
     """Have sampling with ``patcher`` (and its clones) announce itself to the engine."""
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare)
     patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, _run)
+    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, _pass)
 
 
 def _prepare(
@@ -31,7 +32,8 @@ def _prepare(
     if attachment is not None:
         # The larger figure: with free memory on the card the core batches both conditionings.
         estimate, _ = comfy.sampler_helpers.estimate_memory(model, noise_shape, conds)
-        attachment.expect_shape(tuple(noise_shape), int(estimate))
+        counts = tuple(len(cond) for cond in conds.values())
+        attachment.expect_shape((*noise_shape, *counts), int(estimate))
     return executor(model, noise_shape, conds, *args, **kwargs)
 
 
@@ -45,6 +47,26 @@ def _run(executor: Any, guider: Any, *args: Any, **kwargs: Any) -> Any:
         with engine.run(comfy.model_management.throw_exception_if_processing_interrupted):
             return executor(guider, *args, **kwargs)
     finally:
-        measured = engine.snapshot().memory.activation_peak_bytes
-        if measured is not None and attachment.shape is not None:
-            attachment.measured_activations[attachment.shape] = measured
+        need = engine.activation_need_bytes
+        if need is not None and attachment.shape is not None:
+            attachment.measured_activations[attachment.shape] = need
+
+
+def _pass(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """One forward of the model: measured, and tried once more when the device was full."""
+    attachment = attachment_of(executor.class_obj)
+    if attachment is None:
+        return executor(*args, **kwargs)
+    engine = attachment.engine
+    try:
+        result = executor(*args, **kwargs)
+    except Exception as error:
+        if not engine.give_way(error):
+            raise
+    else:
+        engine.end_pass()
+        return result
+    # Outside the handler, so that nothing of the pass that failed is held any more.
+    result = executor(*args, **kwargs)
+    engine.end_pass()
+    return result

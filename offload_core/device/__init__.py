@@ -9,6 +9,7 @@ from .backend import (
     DeviceBackend,
     DeviceEvent,
     DeviceMemory,
+    Recode,
 )
 from .cpu import CpuBackend
 from .fake import POISON, FakeBackend, FakeEvent, FakePageLocker
@@ -40,5 +41,6 @@ __all__ = [
     "FakeBackend",
     "FakeEvent",
     "FakePageLocker",
+    "Recode",
     "backend_for",
 ]

@@ -7,12 +7,14 @@ The *courier* brings bytes: it calls ``ship``. Each method says which of them ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from ..host import PageLockBackend
+from ..host import FileMapping, PageLockBackend
+from ..plan import Footprint
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,20 @@ class CopyPiece:
                 f"a piece of shape {tuple(self.source.shape)} cannot fill "
                 f"{tuple(self.destination.shape)}"
             )
+
+
+@dataclass(frozen=True)
+class Recode:
+    """Numbers that are rounded where they arrive: ``memory`` (uint8, 1-d, on the device) holds
+    ``stored`` and is to hold ``used``. Both are floating and of one size an element."""
+
+    memory: torch.Tensor
+    stored: torch.dtype
+    used: torch.dtype
+
+    def perform(self) -> None:
+        """In place: each element is read before it is written, and by whoever writes it."""
+        self.memory.view(self.used).copy_(self.memory.view(self.stored))
 
 
 class DeviceEvent(Protocol):
@@ -59,7 +75,11 @@ class DeviceBackend(Protocol):
     name: str
     device: torch.device
     staging_bytes: int
-    """Page-locked host memory used once something is shipped from unlocked pages."""
+    """Page-locked host memory that is of use once something is shipped from unlocked pages."""
+    staging_unit_bytes: int
+    """``reserve_staging`` takes multiples of this; at least 1."""
+    footprint: Footprint
+    """What an allocation costs the device, beyond its own size."""
     lock_refusal: str | None
     """Why nothing can be page-locked on this system, or None."""
 
@@ -69,6 +89,10 @@ class DeviceBackend(Protocol):
     def page_locker(self) -> PageLockBackend:
         """What locks pages for this device. Threads: any."""
 
+    def probe_locks(self, mapping: FileMapping) -> str | None:
+        """Why this mapping's pages cannot be locked, or None; tried once a file system. Threads:
+        compute."""
+
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Uninitialised uint8 memory, shape (size_bytes,), aligned to 256 bytes.
 
@@ -76,16 +100,23 @@ class DeviceBackend(Protocol):
         """
 
     def reserve_staging(self, size_bytes: int) -> None:
-        """Have exactly this much staging (0 gives it back). Threads: compute, courier idle."""
+        """Have exactly this much staging (0 gives it back). Threads: compute, nothing shipping."""
 
-    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
-        """Start the copies once ``after`` has passed; the event passes when all bytes are there.
+    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> Future[DeviceEvent]:
+        """Issue copies that start once ``after`` has passed.
 
+        Returns: answered once all are issued, maybe by another thread, maybe at once; its event
+            passes when all bytes are there. With an error, nothing of it is under way any more.
+        Raises: as the future would, if it fails at once.
         Threads: the courier (or compute, when there is no courier).
         """
 
     def wait(self, event: DeviceEvent) -> None:
         """Work issued from here on starts after ``event``. Threads: compute."""
+
+    def recode(self, recodes: Sequence[Recode]) -> None:
+        """Round in place, behind what was waited for and before what is issued from here on.
+        Threads: compute."""
 
     def mark(self) -> DeviceEvent:
         """An event that passes when all work issued so far is done. Threads: compute."""
@@ -96,11 +127,24 @@ class DeviceBackend(Protocol):
     def memory(self) -> DeviceMemory:
         """Driver-level memory now. Threads: any."""
 
+    def trim(self) -> None:
+        """Give memory that only an allocator's cache holds back to the device. Threads: compute."""
+
     def start_activation_peak(self) -> None:
-        """Begin to measure what a run allocates. Threads: compute."""
+        """Begin to measure what a run takes. Threads: compute."""
 
     def activation_peak_bytes(self) -> int | None:
-        """Most bytes allocated since then beyond what was held then; None if not measurable."""
+        """Most bytes taken since then beyond what was held then; None if not measurable."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether the model failed because the device is full. Threads: any."""
 
     def close(self) -> None:
         """Give back staging and streams. Threads: any, after the courier has ended."""
+
+
+def shipped(event: DeviceEvent) -> Future[DeviceEvent]:
+    """The answer of a ``ship`` that has issued everything when it returns."""
+    future: Future[DeviceEvent] = Future()
+    future.set_result(event)
+    return future

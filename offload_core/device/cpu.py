@@ -7,14 +7,15 @@ Nothing is pretended: resident layers really occupy anonymous memory, pinned one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
-from ..host import MlockBackend, PageLockBackend, system_memory
-from ..plan import ALIGNMENT
+from ..host import FileMapping, MlockBackend, PageLockBackend, system_memory
+from ..plan import ALIGNMENT, Footprint
 from ..values import DeviceMemoryError, size_text
-from .backend import CopyPiece, DeviceEvent, DeviceMemory
+from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,18 @@ class CpuBackend:
 
     name = "cpu"
     staging_bytes = 0
+    staging_unit_bytes = 1
+    footprint = Footprint()
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.device = torch.device("cpu")
         self.limit_bytes = limit_bytes
         self._locker = MlockBackend()
         self.lock_refusal: str | None = None
+
+    def probe_locks(self, mapping: FileMapping) -> str | None:
+        """Nothing to try."""
+        return self.lock_refusal
 
     def enter_thread(self) -> None:
         """Nothing to do: there is one CPU."""
@@ -70,14 +77,19 @@ class CpuBackend:
     def reserve_staging(self, size_bytes: int) -> None:
         """A CPU copies straight from the page cache."""
 
-    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
+    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> Future[DeviceEvent]:
         """Copy now."""
         for piece in pieces:
             piece.destination.copy_(piece.source)
-        return _PASSED
+        return shipped(_PASSED)
 
     def wait(self, event: DeviceEvent) -> None:
         """Nothing is ever pending."""
+
+    def recode(self, recodes: Sequence[Recode]) -> None:
+        """Now."""
+        for recode in recodes:
+            recode.perform()
 
     def mark(self) -> DeviceEvent:
         """Work is done when its call returns."""
@@ -91,12 +103,19 @@ class CpuBackend:
         memory = system_memory()
         return DeviceMemory(memory.total_bytes, memory.available_bytes)
 
+    def trim(self) -> None:
+        """No cache that we could name."""
+
     def start_activation_peak(self) -> None:
         """Not measurable."""
 
     def activation_peak_bytes(self) -> int | None:
         """None: activations share the process heap with everything else."""
         return None
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """These raise a plain RuntimeError, which says nothing for certain."""
+        return False
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,42 +1,65 @@
 """CUDA and ROCm. The one file that names ``torch.cuda``.
 
-Streams: the *compute stream* is whichever is current where the model runs; the *copy stream* of
-this backend carries every host-to-device copy and overlaps with it. A slot's memory is allocated
-on the compute stream and written on the copy stream; that is safe without ``record_stream``
-because the engine keeps the slot alive until both its events have passed.
+Streams: the *compute stream* is whichever is current where the model runs; the *copy stream*
+carries what is read from page-locked memory; each *lane* has a stream of its own for what goes
+through its chunks; the *join stream* carries nothing and makes one event out of several. All copies
+overlap with the compute stream. A slot's memory is allocated on the compute stream and written on
+others; that is safe without ``record_stream`` because the engine keeps the slot alive until both
+its events have passed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
+import os
 import platform
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 
-from ..host import PageLockBackend
-from ..values import CHUNK_BYTES, DeviceMemoryError, size_text
-from .backend import CopyPiece, DeviceEvent, DeviceMemory
+from ..host import PAGE_BYTES, FileMapping, MemoryKind, PageLockBackend
+from ..plan import Footprint
+from ..values import CHUNK_BYTES, DeviceMemoryError, align_up, size_text
+from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
+from .lanes import CopyLanes
 
-_REGISTER_READ_ONLY = 8  # cudaHostRegisterReadOnly; the only flag our mappings may be locked with
-_REGISTER_DEFAULT = 0  # for our own anonymous memory
+_REGISTER_FLAGS = {
+    MemoryKind.SHARED_READ_ONLY: 8,  # cudaHostRegisterReadOnly
+    MemoryKind.ANONYMOUS: 0,
+}
 _CHUNKS = 2
+"""One is filled while the other is read."""
+_MOST_LANES = 7
+"""More bring little, and with two chunks of 16 MiB each this is 224 MiB of the host."""
+_HUGE_PAGE_BYTES = 2 << 20
+_PATIENCE_SECONDS = 60.0
+_MOST_BESIDES_BYTES = 256 << 20
+_RETRY_BYTES = 256 << 20
+
+_PROBED: dict[tuple[int, int], str | None] = {}
+"""By device index and file system: why pages of its files are not locked, or None. Written by
+whoever loads; two that probe at once find the same."""
 
 
 class _RegisterBackend:
-    """``cudaHostRegister`` on our own MAP_SHARED, PROT_READ mappings, and on nothing else.
+    """``cudaHostRegister`` on our own MAP_SHARED, PROT_READ mappings and on anonymous memory.
 
     A MAP_PRIVATE read-only mapping hangs the process for ever (docs/engine.md, "Page locks"), so
-    callers hand in ranges of ``FileMapping`` only, or (with default flags) writable memory of
-    their own.
+    callers ask the kernel what a range is; where it does not tell, nothing is locked.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def lock(self, address: int, size_bytes: int, flags: int = _REGISTER_READ_ONLY) -> str | None:
+    def lock(self, address: int, size_bytes: int, kind: MemoryKind) -> str | None:
+        flags = _REGISTER_FLAGS.get(kind)
+        if flags is None:
+            return f"its memory is of a kind that the driver may not lock ({kind.value})"
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device):
             code = int(runtime.cudaHostRegister(address, size_bytes, flags))
@@ -61,27 +84,92 @@ class _RegisterBackend:
             torch.zeros(1, device=self._device)
 
 
-class _Chunk:
-    """One page-locked staging chunk, given back to the system whole.
+class _CudaLane:
+    """A stream and two page-locked chunks, given back to the system whole.
 
     Not torch's pinned memory: its allocator keeps freed blocks, rounded up to powers of two, for
     the life of the process.
     """
 
-    def __init__(self, locker: _RegisterBackend) -> None:
+    def __init__(self, device: torch.device, locker: _RegisterBackend) -> None:
+        self._device = device
         self._locker = locker
-        self._pages = mmap.mmap(-1, CHUNK_BYTES)
-        self.memory = torch.frombuffer(self._pages, dtype=torch.uint8)
-        self._address = self.memory.data_ptr()
-        refusal = locker.lock(self._address, CHUNK_BYTES, _REGISTER_DEFAULT)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        size = _CHUNKS * (CHUNK_BYTES + PAGE_BYTES)
+        self._pages = _own_memory(size + _HUGE_PAGE_BYTES)
+        memory = torch.frombuffer(self._pages, dtype=torch.uint8)
+        start = align_up(memory.data_ptr(), _HUGE_PAGE_BYTES) - memory.data_ptr()
+        self._address, self._size = memory.data_ptr() + start, size
+        self._chunks = memory[start : start + size].view(_CHUNKS, -1)
+        self._chunks.zero_()
         # A refused chunk still stages, only more slowly: the driver copies it once more.
-        self._locked = refusal is None
+        self._locked = locker.lock(self._address, size, MemoryKind.ANONYMOUS) is None
+        self._events: list[torch.cuda.Event | None] = [None] * _CHUNKS
+        self._turn = 0
 
-    def release(self) -> None:
-        """Unlock the pages; they go with the last view of ``memory``."""
+    def enter_thread(self) -> None:
+        """A new thread starts on device 0 and its default stream, whatever its parent used."""
+        torch.cuda.set_device(self._device)
+        torch.cuda.set_stream(self._stream)
+
+    def begin(self, after: DeviceEvent | None) -> None:
+        """The lane's stream waits."""
+        if after is not None:
+            assert isinstance(after, torch.cuda.Event)
+            # The slot's last layer may still be executing; only its event makes it ours.
+            self._stream.wait_event(after)
+
+    def carry(self, destination: torch.Tensor, address: int) -> DeviceEvent:
+        """Through the chunk whose turn it is, once its last copy has been read."""
+        turn = self._turn
+        self._turn = (turn + 1) % _CHUNKS
+        last = self._events[turn]
+        if last is not None:
+            last.synchronize()
+        # At the same place in a page as the source: memmove is slower between unlike alignments.
+        start, size = address % PAGE_BYTES, destination.numel()
+        chunk = self._chunks[turn, start : start + size]
+        # memmove releases the interpreter and needs no second page-fault pass over the file.
+        ctypes.memmove(chunk.data_ptr(), address, size)
+        destination.copy_(chunk, non_blocking=True)
+        # Blocking: a dozen threads that spin for the link would take the cores of those that copy.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        self._events[turn] = event
+        return event
+
+    def settle(self) -> None:
+        """The stream has run dry."""
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        """Unlock the pages; they go with the last view of the chunks."""
+        self._stream.synchronize()  # the last copies still read them
         if self._locked:
             self._locked = False
-            self._locker.unlock(self._address, CHUNK_BYTES)
+            self._locker.unlock(self._address, self._size)
+
+
+def _own_memory(size_bytes: int) -> mmap.mmap:
+    """Anonymous memory of this process alone, on huge pages (fewer page walks) where it may be."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return mmap.mmap(-1, size_bytes)
+    # Python's own default is shared: that is a file in memory, not counted as anonymous, and has no
+    # huge pages on most systems.
+    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages refuses the advice, and nothing is lost.
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def _lane_count() -> int:
+    """One for two cores, up to where more are not worth their memory (docs/engine.md,
+    "Staging")."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(_MOST_LANES, cores // 2))
 
 
 def _lock_refusal() -> str | None:
@@ -98,12 +186,14 @@ def _lock_refusal() -> str | None:
 class CudaBackend:
     """Streams and events of one CUDA or ROCm device.
 
-    Fields ``_chunks`` and ``_chunk_events`` belong to the courier while it runs.
+    ``_lanes`` is set and taken away by the compute thread while nothing ships.
     Threads: see DeviceBackend.
     """
 
     name = "cuda"
-    staging_bytes = _CHUNKS * CHUNK_BYTES
+    staging_unit_bytes = _CHUNKS * (CHUNK_BYTES + PAGE_BYTES)
+    # torch's allocator gives 10 MiB and more a segment of its own, in steps of 2 MiB.
+    footprint = Footprint(large_bytes=10 << 20, granularity_bytes=2 << 20)
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         """``limit_bytes`` caps what torch may allocate on the device, for tests."""
@@ -113,19 +203,36 @@ class CudaBackend:
             share = min(1.0, limit_bytes / torch.cuda.get_device_properties(index).total_memory)
             torch.cuda.set_per_process_memory_fraction(share, index)
         self.lock_refusal = _lock_refusal()
+        self.staging_bytes = _lane_count() * self.staging_unit_bytes
         self._locker = _RegisterBackend(self.device)
         self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._chunks: list[_Chunk] = []
-        self._chunk_events: list[torch.cuda.Event | None] = []
+        self._join_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._joining = threading.Lock()
+        self._lanes: CopyLanes | None = None
+        self._staging_bytes = 0
         self._allocated_at_start = 0
+        self._retries_at_start = 0
+        self._beside_torch_bytes = self._beside_torch()
 
     def enter_thread(self) -> None:
         """A new thread starts on device 0, whatever its parent used."""
         torch.cuda.set_device(self.device)
 
     def page_locker(self) -> PageLockBackend:
-        """``cudaHostRegister``, read-only."""
+        """``cudaHostRegister``, read-only for files."""
         return self._locker
+
+    def probe_locks(self, mapping: FileMapping) -> str | None:
+        """Lock a page in place, read it through the device, compare; the answer is kept."""
+        if self.lock_refusal is not None:
+            return self.lock_refusal
+        key = (self.device.index, mapping.header.identity.device)
+        if key not in _PROBED:
+            address, size = mapping.lockable_range(0, mapping.header.identity.size_bytes)
+            if not size:
+                return None  # too small a file to say anything about its file system
+            _PROBED[key] = self._try_page(address, mapping)
+        return _PROBED[key]
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """From torch's caching allocator, on the current stream of this device."""
@@ -140,40 +247,50 @@ class CudaBackend:
             ) from error
 
     def reserve_staging(self, size_bytes: int) -> None:
-        """Have ``size_bytes // CHUNK_BYTES`` page-locked chunks."""
-        count = size_bytes // CHUNK_BYTES
-        if count == len(self._chunks):
+        """Have ``size_bytes // staging_unit_bytes`` lanes."""
+        count = size_bytes // self.staging_unit_bytes
+        if count * self.staging_unit_bytes == self._staging_bytes:
             return
-        self._copy_stream.synchronize()  # their last copies still read them
-        while self._chunks:
-            self._chunks.pop().release()
-        self._chunk_events = [None] * count
-        for _ in range(count):
-            self._chunks.append(_Chunk(self._locker))
+        if self._lanes is not None:
+            self._lanes.close(_PATIENCE_SECONDS)
+            self._lanes = None
+            self._staging_bytes = 0
+        if count:
+            lanes = [_CudaLane(self.device, self._locker) for _ in range(count)]
+            self._lanes = CopyLanes(lanes, CHUNK_BYTES)
+            self._staging_bytes = count * self.staging_unit_bytes
 
-    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
-        """Issue the copies on the copy stream."""
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._copy_stream):
-            if after is not None:
-                assert isinstance(after, torch.cuda.Event)
-                # The slot's last layer may still be executing; only its event makes it ours.
-                self._copy_stream.wait_event(after)
-            try:
-                for piece in pieces:
-                    self._ship_piece(piece)
-            except BaseException:
-                # No event will tell when the pieces already issued are done, and the caller is
-                # about to take the memory for free.
-                self._copy_stream.synchronize()
-                raise
-            done.record(self._copy_stream)
-        return done
+    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> Future[DeviceEvent]:
+        """Locked pieces go straight from their pages, the others through the lanes."""
+        lanes = self._lanes
+        loose = [] if lanes is None else [piece for piece in pieces if not piece.locked]
+        # Without lanes the driver stages unlocked bytes itself and the call blocks, so those first.
+        direct = sorted((p for p in pieces if p.locked or lanes is None), key=lambda p: p.locked)
+        event = self._copy(direct, after) if direct or not loose else None
+        events = [event] if event is not None else []
+        if lanes is None or not loose:
+            return shipped(self._join(events))
+        try:
+            return lanes.submit(loose, after, lambda carried: self._join([*events, *carried]))
+        except BaseException:
+            self._copy_stream.synchronize()
+            raise
 
     def wait(self, event: DeviceEvent) -> None:
         """The current stream of this device waits."""
         assert isinstance(event, torch.cuda.Event)
         torch.cuda.current_stream(self.device).wait_event(event)
+
+    def recode(self, recodes: Sequence[Recode]) -> None:
+        """On the current stream. On another, beside the model's own kernels, it waits for room
+        between them and costs more than it hides: 1.56 against 1.05 times the resident step."""
+        if recodes:
+            # One kernel for all, and its loads and stores are wide: 2.8 TB/s where copy_ between
+            # dtypes reaches 1.6 (an H200, 2026-11-29).
+            torch._foreach_copy_(
+                [recode.memory.view(recode.used) for recode in recodes],
+                [recode.memory.view(recode.stored) for recode in recodes],
+            )
 
     def mark(self) -> DeviceEvent:
         """An event on the current stream of this device."""
@@ -191,40 +308,90 @@ class CudaBackend:
         free, total = torch.cuda.mem_get_info(self.device)
         return DeviceMemory(total, free)
 
+    def trim(self) -> None:
+        """Empty torch's cache."""
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
+
     def start_activation_peak(self) -> None:
-        """torch's own peak counter, taken from here."""
+        """torch's own peak counter of what it has from the driver, taken from here; what counts
+        as there before is what is in use, for the rest of its segments is room for the run."""
         torch.cuda.reset_peak_memory_stats(self.device)
         self._allocated_at_start = torch.cuda.memory_allocated(self.device)
+        self._retries_at_start = self._retries()
 
     def activation_peak_bytes(self) -> int | None:
-        """What torch allocated at its peak beyond the start of the run."""
-        return max(0, torch.cuda.max_memory_allocated(self.device) - self._allocated_at_start)
+        """What torch had from the driver at its peak beyond what was in use at the start (its cache
+        is in it, because nobody else can use that), and what the driver took besides, such as for
+        kernels."""
+        reserved = torch.cuda.max_memory_reserved(self.device) - self._allocated_at_start
+        besides = self._beside_torch() - self._beside_torch_bytes
+        if self._retries() > self._retries_at_start:
+            # The card was full and torch had to empty its cache in the middle: slow, and the peak
+            # is what there was, not what was wanted.
+            reserved += _RETRY_BYTES
+        # Other processes come and go in the second figure; more than this is not the driver's.
+        return max(0, reserved) + min(max(0, besides), _MOST_BESIDES_BYTES)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """torch's own type for it."""
+        return isinstance(error, torch.cuda.OutOfMemoryError)
 
     def close(self) -> None:
-        """Drop the chunks once their last copies are done."""
+        """End the lanes once their last copies are done."""
         self.reserve_staging(0)
 
-    def _ship_piece(self, piece: CopyPiece) -> None:
-        if piece.locked:
-            piece.destination.copy_(piece.source, non_blocking=True)
-        elif self._chunks:
-            self._ship_through_chunks(piece)
-        else:
-            # No staging in the budget: the driver copies from pageable memory, blocking.
-            piece.destination.copy_(piece.source)
+    def _retries(self) -> int:
+        stats = torch.cuda.memory_stats(self.device)
+        return int(stats.get("num_alloc_retries", 0))
 
-    def _ship_through_chunks(self, piece: CopyPiece) -> None:
-        size = piece.source.numel()
-        for number, start in enumerate(range(0, size, CHUNK_BYTES)):
-            length = min(CHUNK_BYTES, size - start)
-            slot = number % len(self._chunks)
-            event = self._chunk_events[slot]
-            if event is not None:
-                event.synchronize()  # this chunk's last copy still reads it
-            chunk = self._chunks[slot].memory[:length]
-            # memmove releases the interpreter and needs no second page-fault pass over the file.
-            ctypes.memmove(chunk.data_ptr(), piece.source.data_ptr() + start, length)
-            piece.destination[start : start + length].copy_(chunk, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._copy_stream)
-            self._chunk_events[slot] = event
+    def _beside_torch(self) -> int:
+        """Device memory in use that torch's allocator did not ask for: the context, kernels and
+        other processes."""
+        return self.memory().used_bytes - torch.cuda.memory_reserved(self.device)
+
+    def _try_page(self, address: int, mapping: FileMapping) -> str | None:
+        refusal = self._locker.lock(address, PAGE_BYTES, mapping.kind)
+        if refusal is not None:
+            return refusal
+        try:
+            page = torch.frombuffer(
+                (ctypes.c_ubyte * PAGE_BYTES).from_address(address), dtype=torch.uint8
+            )
+            there = self.allocate(PAGE_BYTES).copy_(page, non_blocking=True)
+            if not torch.equal(there.cpu(), page):
+                return "a page locked in place arrived on the device with other bytes"
+        finally:
+            self._locker.unlock(address, PAGE_BYTES)
+        return None
+
+    def _copy(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._copy_stream):
+            if after is not None:
+                assert isinstance(after, torch.cuda.Event)
+                # The slot's last layer may still be executing; only its event makes it ours.
+                self._copy_stream.wait_event(after)
+            try:
+                for piece in pieces:
+                    # From unlocked memory the call returns once the driver has read the bytes.
+                    piece.destination.copy_(piece.source, non_blocking=True)
+            except BaseException:
+                # No event will tell when the pieces already issued are done, and the caller is
+                # about to take the memory for free.
+                self._copy_stream.synchronize()
+                raise
+            done.record(self._copy_stream)
+        return done
+
+    def _join(self, events: Sequence[DeviceEvent]) -> DeviceEvent:
+        if len(events) == 1:
+            return events[0]
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Held so that no other thread's events come between these and the one that stands for them.
+        with self._joining:
+            for event in events:
+                assert isinstance(event, torch.cuda.Event)
+                self._join_stream.wait_event(event)
+            done.record(self._join_stream)
+        return done

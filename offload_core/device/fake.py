@@ -11,13 +11,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 
-from ..host import PageLockBackend
+from ..host import FileMapping, MemoryKind, PageLockBackend
+from ..plan import Footprint
 from ..values import DeviceMemoryError
-from .backend import CopyPiece, DeviceEvent, DeviceMemory
+from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
 
 POISON = 0xFF
 """As bf16, fp16, fp32 and fp64 a NaN; as an integer, -1 or the largest value."""
@@ -51,7 +53,7 @@ class FakePageLocker:
         self.refuse_after: int | None = None
         self.peak_bytes = 0
 
-    def lock(self, address: int, size_bytes: int) -> str | None:
+    def lock(self, address: int, size_bytes: int, kind: MemoryKind) -> str | None:
         """Refuses a range that is locked already, as a driver does (error 712)."""
         if self.refuse_after is not None and len(self.locked) >= self.refuse_after:
             return "the fake system has no page locks left"
@@ -76,6 +78,8 @@ class FakeBackend:
 
     name = "fake"
     staging_bytes = 0
+    staging_unit_bytes = 1
+    footprint = Footprint()
     lock_refusal: str | None = None
 
     def __init__(self, capacity_bytes: int = 1 << 40) -> None:
@@ -84,12 +88,17 @@ class FakeBackend:
         self.violations: list[str] = []
         self.on_ship: Callable[[Sequence[CopyPiece]], None] | None = None
         self.fail_allocation: int | None = None
+        self.activations_bytes: int | None = None
         self.locker = FakePageLocker()
         self._lock = threading.RLock()
         self._blocks: dict[int, _Block] = {}
         self._pending: list[FakeEvent] = []
         self._count = 0
         self.peak_bytes = 0
+
+    def probe_locks(self, mapping: FileMapping) -> str | None:
+        """What a test says."""
+        return self.lock_refusal
 
     def enter_thread(self) -> None:
         """Nothing to make current."""
@@ -132,7 +141,7 @@ class FakeBackend:
     def reserve_staging(self, size_bytes: int) -> None:
         """None is used."""
 
-    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
+    def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> Future[DeviceEvent]:
         """Queue the copies; they are done by ``complete`` or by the compute side's wait."""
         if self.on_ship is not None:
             self.on_ship(pieces)
@@ -144,7 +153,7 @@ class FakeBackend:
             for piece in pieces:
                 self._check_overwrite(piece.destination.data_ptr(), after)
             self._pending.append(event)
-            return event
+        return shipped(event)
 
     def complete(self, count: int | None = None) -> int:
         """Let the oldest ``count`` pending copies (all when None) happen; how many did."""
@@ -163,6 +172,12 @@ class FakeBackend:
                 block = self._block_of(piece.destination.data_ptr())
                 if block is not None:
                     block.in_use = True
+
+    def recode(self, recodes: Sequence[Recode]) -> None:
+        """Now: it belongs to the compute side, which has waited for the bytes."""
+        with self._lock:
+            for recode in recodes:
+                recode.perform()
 
     def mark(self) -> DeviceEvent:
         """Work issued so far; it counts as unfinished until somebody waits for this event."""
@@ -191,12 +206,19 @@ class FakeBackend:
         """The fake capacity."""
         return DeviceMemory(self.capacity_bytes, self.capacity_bytes - self.allocated_bytes)
 
+    def trim(self) -> None:
+        """Nothing is cached."""
+
     def start_activation_peak(self) -> None:
-        """Not measured."""
+        """What was told in ``activations_bytes`` counts from here on."""
 
     def activation_peak_bytes(self) -> int | None:
-        """Not measured."""
-        return None
+        """What a test says that the run takes; None if it says nothing."""
+        return self.activations_bytes
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """The fake's own error, as if an activation had found no room."""
+        return isinstance(error, DeviceMemoryError)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -27,9 +27,11 @@ from .locking import (
 from .mapping import PAGE_BYTES, FileMapping, fill, open_mapping, read_tensor
 from .process_memory import (
     MapLine,
+    MemoryKind,
     ProcessMemory,
     maps_lines,
     maps_lookup,
+    memory_kind,
     process_memory,
 )
 from .shards import resolve_shards
@@ -45,6 +47,7 @@ __all__ = [
     "LockRefused",
     "LockedRange",
     "MapLine",
+    "MemoryKind",
     "MlockBackend",
     "PageLockBackend",
     "PageLocker",
@@ -60,6 +63,7 @@ __all__ = [
     "host_limits",
     "maps_lines",
     "maps_lookup",
+    "memory_kind",
     "open_mapping",
     "process_memory",
     "read_header",

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ..values import StateError, size_text
 from .ledger import HostLedger, Reservation
+from .process_memory import MemoryKind
 
 if sys.platform != "win32":
     import resource
@@ -22,7 +23,7 @@ if sys.platform != "win32":
 class PageLockBackend(Protocol):
     """How pages are locked: mlock here, the device driver's own call elsewhere."""
 
-    def lock(self, address: int, size_bytes: int) -> str | None:
+    def lock(self, address: int, size_bytes: int, kind: MemoryKind) -> str | None:
         """Lock whole pages; the reason when the system will not.
 
         After a refusal or an exception nothing of the range is locked.
@@ -41,7 +42,7 @@ class MlockBackend:
     def __init__(self) -> None:
         self._libc = _libc_with_mlock()
 
-    def lock(self, address: int, size_bytes: int) -> str | None:
+    def lock(self, address: int, size_bytes: int, kind: MemoryKind) -> str | None:
         """Reads the pages from disk first when they are not in memory: seconds for a cold layer."""
         if self._libc is None:
             return "this system offers no mlock"
@@ -107,20 +108,23 @@ class PageLocker:
         return self._locked_bytes
 
     def lock(
-        self, address: int, size_bytes: int, owner: object, what: str
+        self, address: int, size_bytes: int, owner: object, what: str, kind: MemoryKind
     ) -> LockedRange | LockRefused:
         """Lock whole pages, as ``FileMapping.lockable_range`` gives them.
 
         Args:
             owner: kept alive until the pages are unlocked; a ``FileMapping.owner``.
             what: what the bytes are, for the reason of a refusal.
+            kind: what the pages are. Pages of a file are charged to the ledger; ordinary memory is
+                not, because it is there, and charged as a copy, whether it is locked or not.
         Raises: StateError for a range that is not whole pages, or that overlaps a locked one.
         """
         if address % mmap.PAGESIZE or size_bytes % mmap.PAGESIZE or size_bytes < 0:
             raise StateError(f"{what}: {size_bytes} bytes at {address:#x} are not whole pages")
         if size_bytes == 0:
             return LockRefused(f"{what} fills no whole page")
-        reservation = self._ledger.try_reserve(size_bytes)
+        charged = 0 if kind is MemoryKind.ANONYMOUS else size_bytes
+        reservation = self._ledger.try_reserve(charged)
         if reservation is None:
             return LockRefused(self._ledger.shortage_text(size_bytes, what))
         try:
@@ -129,7 +133,7 @@ class PageLocker:
             reservation.release()
             raise
         try:
-            reason = self._backend.lock(address, size_bytes)
+            reason = self._backend.lock(address, size_bytes, kind)
         except BaseException:
             self._leave(address, reservation)
             raise
@@ -138,7 +142,7 @@ class PageLocker:
             return LockRefused(f"{what}: {reason}")
         with self._lock:
             self._locked_bytes += size_bytes
-        return LockedRange(self, address, reservation)
+        return LockedRange(self, address, size_bytes, reservation)
 
     def _enter(self, address: int, size_bytes: int, owner: object, what: str) -> None:
         end = address + size_bytes
@@ -161,12 +165,12 @@ class PageLocker:
         # Last, and outside the lock: this may be what unmaps the file.
         del held
 
-    def _unlock(self, address: int, reservation: Reservation) -> None:
+    def _unlock(self, address: int, size_bytes: int, reservation: Reservation) -> None:
         # The row stays until the pages are free: a second lock of them in between would be undone
         # by this call, and a failure leaves pages that are locked, charged and still mapped.
-        self._backend.unlock(address, reservation.size_bytes)
+        self._backend.unlock(address, size_bytes)
         with self._lock:
-            self._locked_bytes -= reservation.size_bytes
+            self._locked_bytes -= size_bytes
         self._leave(address, reservation)
 
 
@@ -176,12 +180,14 @@ class LockedRange:
     Threads: any.
     """
 
-    def __init__(self, locker: PageLocker, address: int, reservation: Reservation) -> None:
+    def __init__(
+        self, locker: PageLocker, address: int, size_bytes: int, reservation: Reservation
+    ) -> None:
         """Only a locker makes one."""
         self.address = address
-        self.size_bytes = reservation.size_bytes
+        self.size_bytes = size_bytes
         # A finalizer runs once, whoever calls it, and at exit while the mapping still stands.
-        self._finalizer = weakref.finalize(self, locker._unlock, address, reservation)
+        self._finalizer = weakref.finalize(self, locker._unlock, address, size_bytes, reservation)
 
     def __repr__(self) -> str:
         state = "released" if self.released else "locked"

@@ -9,10 +9,13 @@ mapping lives.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -33,6 +36,7 @@ from .identity import (
     file_text,
     sizes_text,
 )
+from .process_memory import MemoryKind, memory_kind
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -74,6 +78,11 @@ class FileMapping:
     def base_address(self) -> int:
         """Where the file's first byte lies."""
         return self._address
+
+    @cached_property
+    def kind(self) -> MemoryKind:
+        """What the kernel says that this mapping is; asked once, for it never changes."""
+        return memory_kind(self._address, len(self._bytes))
 
     def holds(self, address: int) -> bool:
         """Whether ``address`` lies in this mapping."""
@@ -123,6 +132,16 @@ class FileMapping:
         last = align_down(file_offset + size_bytes, PAGE_BYTES)
         return self._address + first, max(0, last - first)
 
+    def is_cached(self, file_offset: int, size_bytes: int) -> bool:
+        """Whether a sample of these bytes is in the page cache; True where nobody can tell."""
+        first = align_down(file_offset, PAGE_BYTES)
+        pages = max(1, (file_offset + size_bytes - first) // PAGE_BYTES)
+        step = max(1, pages // _SAMPLES)
+        return all(
+            _is_page_cached(self._address + first + page * PAGE_BYTES)
+            for page in range(0, pages, step)
+        )
+
     def advise(self, file_offset: int, size_bytes: int) -> bool:
         """Ask the system to read these bytes ahead; False where it takes no such advice.
 
@@ -153,6 +172,29 @@ class FileMapping:
     def check_unchanged(self) -> None:
         """Raises: CheckpointChangedError if the path no longer leads to the mapped file."""
         check_unchanged(self.header.path, self.header.identity)
+
+
+_SAMPLES = 32
+
+
+def _is_page_cached(address: int) -> bool:
+    mincore = _mincore()
+    if mincore is None:
+        return True
+    state = (ctypes.c_ubyte * 1)()
+    # A refusal says nothing about the page; read-ahead is then left to the system.
+    return mincore(address, PAGE_BYTES, state) != 0 or bool(state[0] & 1)
+
+
+@functools.cache
+def _mincore() -> Callable[..., int] | None:
+    if sys.platform == "win32":
+        return None
+    call = getattr(ctypes.CDLL(None), "mincore", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        call.restype = ctypes.c_int
+    return call
 
 
 def open_mapping(source: CheckpointHeader | str | os.PathLike[str]) -> FileMapping:

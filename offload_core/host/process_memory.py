@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
 from dataclasses import dataclass
@@ -40,6 +41,50 @@ class MapLine:
     inode: int
     path: str
     deleted: bool
+
+
+class MemoryKind(enum.Enum):
+    """What a range of our address space is, as far as locking its pages goes."""
+
+    SHARED_READ_ONLY = "a shared, read-only mapping of a file"
+    ANONYMOUS = "ordinary memory"
+    OTHER = "a private or writable mapping of a file"
+    UNKNOWN = "not known"
+
+
+def memory_kind(address: int, size_bytes: int, proc_root: Path = Path("/proc")) -> MemoryKind:
+    """What the kernel says that the range is; UNKNOWN where it says nothing, or not of all of it.
+
+    Locking the wrong kind may copy every page, or hang the process (docs/engine.md, "Page locks"),
+    so this asks rather than trusts.
+    """
+    try:
+        lines = (proc_root / "self" / "maps").read_bytes().split(b"\n")
+    except OSError:
+        return MemoryKind.UNKNOWN
+    kinds: set[MemoryKind] = set()
+    reached, end = address, address + size_bytes
+    for line in lines:
+        span, _, rest = line.partition(b" ")
+        start_text, _, end_text = span.partition(b"-")
+        if not end_text or int(end_text, 16) <= reached:
+            continue
+        if int(start_text, 16) > reached:
+            break
+        perms, _, _, inode = rest.split(None, 4)[:4]
+        kinds.add(_kind_of(perms, int(inode)))
+        reached = int(end_text, 16)
+        if reached >= end:
+            return kinds.pop() if len(kinds) == 1 else MemoryKind.OTHER
+    return MemoryKind.UNKNOWN
+
+
+def _kind_of(perms: bytes, inode: int) -> MemoryKind:
+    if perms.startswith(b"r-") and perms.endswith(b"s"):
+        return MemoryKind.SHARED_READ_ONLY
+    if perms.startswith(b"rw") and perms.endswith(b"p") and inode == 0:
+        return MemoryKind.ANONYMOUS
+    return MemoryKind.OTHER
 
 
 def process_memory(proc_root: Path = Path("/proc")) -> ProcessMemory:

@@ -11,21 +11,27 @@ from .placement import (
     smallest_device_bytes,
     spread,
 )
+from .windows import NOTHING, Footprint, Streaming, Window, stream_least
 
 __all__ = [
     "ALIGNMENT",
+    "NOTHING",
     "BlockList",
     "BufferLayout",
     "Extent",
+    "Footprint",
     "LayerCost",
     "LayerModule",
     "LayerPlan",
     "Piece",
     "Plan",
     "PlanRequest",
+    "Streaming",
+    "Window",
     "find_block_lists",
     "lay_out",
     "make_plan",
     "smallest_device_bytes",
     "spread",
+    "stream_least",
 ]

@@ -1,31 +1,61 @@
-"""Which layers stay on the device, which stream, and how each is hosted. Arithmetic only.
+"""Which weights stay on the device, which stream, and how those are hosted. Arithmetic only.
 
 The order of claims on the device budget: activations, then what cannot stream (weights outside
-the block lists), then slots, then as many resident layers as fit. On the host budget: copies that
-exist anyway, then staging if anything streams unlocked, then page locks.
+the block lists), then slots, then as many bytes of the layers as fit. On the host budget: copies
+that exist anyway, then staging if anything streams unlocked, then page locks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..values.errors import DeviceBudgetError, HostBudgetError
 from ..values.states import Placement
-from ..values.units import gib_text, size_text
+from ..values.units import align_down, align_up, gib_text, size_text
+from .layout import ALIGNMENT, Extent
+from .windows import NOTHING, Footprint, Streaming, Window, stream_least
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs wherever it may rest, in bytes."""
+    """What one layer costs wherever it may rest.
+
+    ``extents`` are its weights' host bytes in the order of their addresses; ``mapped`` says of
+    each whether a checkpoint mapping holds it (otherwise it is a copy in ordinary memory).
+    """
 
     name: str
-    device_bytes: int
-    lockable_bytes: int
-    """Whole pages of the checkpoint mapping that are this layer's alone; 0 if none."""
-    copied_bytes: int
-    """Ordinary host memory that holds weights with no usable file bytes."""
-    mapped_bytes: int
+    extents: tuple[Extent, ...]
+    mapped: tuple[bool, ...]
+
+    @cached_property
+    def device_sizes(self) -> tuple[int, ...]:
+        """Device bytes of each weight."""
+        return tuple(align_up(extent.size_bytes, ALIGNMENT) for extent in self.extents)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Ordinary host memory that holds weights with no usable file bytes."""
+        return sum(
+            extent.size_bytes
+            for extent, mapped in zip(self.extents, self.mapped, strict=True)
+            if not mapped
+        )
+
+    def lockable_bytes(self, window: Window, page_bytes: int, mapped: bool = True) -> int:
+        """Whole pages inside the runs of mapped weights of ``window``, or inside each copied one:
+        copies may touch, but each is memory of its own."""
+        total, start, end = 0, 0, 0
+        for index in range(window.first, window.last):
+            extent = self.extents[index]
+            if self.mapped[index] is not mapped or not extent.size_bytes:
+                continue
+            if extent.address != end or not mapped:
+                total += _whole_pages(start, end, page_bytes)
+                start = extent.address
+            end = extent.address + extent.size_bytes
+        return total + _whole_pages(start, end, page_bytes)
 
 
 @dataclass(frozen=True)
@@ -40,17 +70,23 @@ class PlanRequest:
     activation_bytes: int
     slots: int
     staging_bytes: int
-    """Page-locked staging that the backend needs once anything streams unlocked."""
+    """Page-locked staging that the backend would like once anything streams unlocked."""
     lock_refusal: str | None
     """Why no page can be locked here, or None."""
+    staging_unit_bytes: int = 1
+    """Staging is had in multiples of this."""
+    page_bytes: int = 4096
+    footprint: Footprint = field(default_factory=Footprint)
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Where one layer will rest and why."""
+    """Where one layer will rest and why. ``streamed`` is empty exactly for a resident layer."""
 
     placement: Placement
     reason: str
+    streamed: Window
+    resident_bytes: int
 
 
 @dataclass(frozen=True)
@@ -68,12 +104,13 @@ class Plan:
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """Indices of the layers that stay on the device."""
-        return tuple(
-            index
-            for index, layer in enumerate(self.layers)
-            if layer.placement is Placement.RESIDENT
-        )
+        """Indices of the layers that stay on the device whole."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.streamed.is_empty)
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """Indices of the layers of which some weights stream."""
+        return tuple(i for i, layer in enumerate(self.layers) if not layer.streamed.is_empty)
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -82,25 +119,20 @@ def make_plan(request: PlanRequest) -> Plan:
     Raises: DeviceBudgetError naming the smallest device budget that works; HostBudgetError if
     weights that had to be copied already exceed the host budget.
     """
-    sizes = [layer.device_bytes for layer in request.layers]
-    resident, slots = _choose_resident(request, sizes)
-    streamed = [index for index in range(len(sizes)) if index not in resident]
+    streaming = _choose_windows(request)
     copied = request.base_copied_bytes + sum(layer.copied_bytes for layer in request.layers)
-    locked, staging = _choose_locked(request, streamed, copied)
+    locked, staging = _choose_locked(request, streaming, copied)
     layers = tuple(
-        _layer_plan(request, index, index in resident, index in locked)
-        for index in range(len(sizes))
+        _layer_plan(request, index, window, index in locked)
+        for index, window in enumerate(streaming.windows)
     )
-    slot_bytes = max((sizes[index] for index in streamed), default=0)
     return Plan(
         layers=layers,
-        slots=slots,
-        slot_bytes=slot_bytes,
-        device_bytes=request.base_device_bytes
-        + sum(sizes[index] for index in resident)
-        + slots * slot_bytes,
+        slots=streaming.slots,
+        slot_bytes=streaming.slot_bytes,
+        device_bytes=request.footprint.of(request.base_device_bytes) + streaming.device_bytes,
         activation_bytes=request.activation_bytes,
-        lock_bytes=sum(request.layers[index].lockable_bytes for index in locked),
+        lock_bytes=sum(_lock_cost(request, index, streaming.windows[index]) for index in locked),
         copied_bytes=copied,
         staging_bytes=staging,
     )
@@ -108,8 +140,9 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def smallest_device_bytes(request: PlanRequest) -> int:
     """The smallest device budget that runs this model: one slot, nothing else resident."""
-    largest = max((layer.device_bytes for layer in request.layers), default=0)
-    return request.base_device_bytes + request.activation_bytes + largest
+    largest = max((sum(layer.device_sizes) for layer in request.layers), default=0)
+    of = request.footprint.of
+    return of(request.base_device_bytes) + request.activation_bytes + of(largest)
 
 
 def spread(count: int, total: int) -> frozenset[int]:
@@ -119,53 +152,35 @@ def spread(count: int, total: int) -> frozenset[int]:
     )
 
 
-def _choose_resident(request: PlanRequest, sizes: Sequence[int]) -> tuple[frozenset[int], int]:
-    everything = frozenset(range(len(sizes)))
+def _choose_windows(request: PlanRequest) -> Streaming:
+    sizes = [layer.device_sizes for layer in request.layers]
     if request.device_budget_bytes is None:
-        return everything, 0
-    room = request.device_budget_bytes - request.activation_bytes - request.base_device_bytes
-    if sum(sizes) <= room:
-        return everything, 0
-    for slots in range(request.slots, 0, -1):
-        if _need(sizes, frozenset(), slots) <= room:
-            return _fill(sizes, slots, room), min(slots, len(sizes))
+        whole = sum(request.footprint.of(sum(layer)) for layer in sizes)
+        return Streaming((NOTHING,) * len(sizes), 0, 0, whole)
+    base_bytes = request.footprint.of(request.base_device_bytes)
+    room = request.device_budget_bytes - request.activation_bytes - base_bytes
+    for slots in range(max(1, min(request.slots, len(sizes))), 0, -1):
+        found = stream_least(sizes, slots, room, request.footprint)
+        if found is not None:
+            return found
     smallest = smallest_device_bytes(request)
-    largest = max(request.layers, key=lambda layer: layer.device_bytes, default=None)
-    slot = f", one slot for {largest.name} {size_text(largest.device_bytes)}" if largest else ""
+    largest = max(request.layers, key=lambda layer: sum(layer.device_sizes), default=None)
+    slot = ""
+    if largest:
+        slot = f", one slot for {largest.name} {size_text(sum(largest.device_sizes))}"
     raise DeviceBudgetError(
         f"a device budget of {size_text(request.device_budget_bytes)} is too small: weights "
-        f"outside the blocks take {size_text(request.base_device_bytes)}, activations "
+        f"outside the blocks take {size_text(base_bytes)}, activations "
         f"{size_text(request.activation_bytes)}{slot}; the smallest that works is "
         f"{size_text(smallest)} ({smallest} bytes), which is {gib_text(smallest)} GiB rounded up",
         smallest,
     )
 
 
-def _need(sizes: Sequence[int], resident: frozenset[int], slots: int) -> int:
-    streamed = [size for index, size in enumerate(sizes) if index not in resident]
-    kept = sum(sizes[index] for index in resident)
-    return kept + min(slots, len(streamed)) * max(streamed, default=0)
-
-
-def _fill(sizes: Sequence[int], slots: int, room: int) -> frozenset[int]:
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _need(sizes, spread(middle, len(sizes)), slots) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    resident = spread(low, len(sizes))
-    # Layers of unequal size leave a rest that a smaller layer may still use.
-    for index in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
-        if index not in resident and _need(sizes, resident | {index}, slots) <= room:
-            resident |= {index}
-    return resident
-
-
 def _choose_locked(
-    request: PlanRequest, streamed: Sequence[int], copied: int
+    request: PlanRequest, streaming: Streaming, copied: int
 ) -> tuple[frozenset[int], int]:
+    """Which layers are page-locked, and the bytes of staging."""
     budget = request.host_budget_bytes
     if budget is not None and 0 < budget < copied:
         raise HostBudgetError(
@@ -175,40 +190,78 @@ def _choose_locked(
             "safetensors file in its own dtype, which needs no copy",
             copied,
         )
-    lockable = [
-        index
+    streamed = [i for i, window in enumerate(streaming.windows) if not window.is_empty]
+    # A budget of 0 locks nothing, not even copies that exist anyway.
+    allowed = request.lock_refusal is None and budget != 0
+    cost = {
+        index: _lock_cost(request, index, streaming.windows[index])
         for index in streamed
-        if request.layers[index].lockable_bytes and request.lock_refusal is None
-    ]
-    unlocked_anyway = len(lockable) < len(streamed)
-    if budget is None:
-        return frozenset(lockable), request.staging_bytes if unlocked_anyway else 0
-    cost = [request.layers[index].lockable_bytes for index in lockable]
-    room = budget - copied
-    if not unlocked_anyway and sum(cost) <= room:
-        return frozenset(lockable), 0
-    # A budget that does not even hold the staging chunks goes without: slower, never over.
-    staging = request.staging_bytes if request.staging_bytes <= room else 0
-    room -= staging
-    count = len(lockable)
-    while count and sum(cost[i] for i in spread(count, len(cost))) > room:
-        count -= 1
-    chosen = frozenset(lockable[i] for i in spread(count, len(lockable))) if count else frozenset()
+        if allowed and _is_lockable(request, request.layers[index], streaming.windows[index])
+    }
+    room = (1 << 62) if budget is None else max(0, budget - copied)
+    if len(cost) == len(streamed) and sum(cost.values()) <= room:
+        return frozenset(cost), 0
+    # A budget that does not even hold one lane of staging goes without: slower, never over.
+    staging = align_down(min(request.staging_bytes, room), request.staging_unit_bytes)
+    chosen = _affordable(cost, room - staging)
     return chosen, staging if len(chosen) < len(streamed) else 0
 
 
-def _layer_plan(request: PlanRequest, index: int, resident: bool, locked: bool) -> LayerPlan:
+def _affordable(cost: dict[int, int], room: int) -> frozenset[int]:
+    """As many of the layers, evenly spread, as their locks' bytes allow."""
+    free = frozenset(index for index in cost if not cost[index])
+    lockable = sorted(cost.keys() - free)
+    for count in range(len(lockable), 0, -1):
+        chosen = frozenset(lockable[i] for i in spread(count, len(lockable)))
+        if sum(cost[index] for index in chosen) <= room:
+            return chosen | free
+    return free
+
+
+def _lock_cost(request: PlanRequest, index: int, window: Window) -> int:
+    # Locking a copy costs nothing more: its bytes are charged as a copy already.
+    return request.layers[index].lockable_bytes(window, request.page_bytes)
+
+
+def _is_lockable(request: PlanRequest, layer: LayerCost, window: Window) -> bool:
+    return bool(
+        layer.lockable_bytes(window, request.page_bytes)
+        or layer.lockable_bytes(window, request.page_bytes, mapped=False)
+    )
+
+
+def _layer_plan(request: PlanRequest, index: int, window: Window, locked: bool) -> LayerPlan:
     layer = request.layers[index]
-    if resident:
-        return LayerPlan(Placement.RESIDENT, "fits the device budget")
+    sizes = layer.device_sizes
+    resident_bytes = sum(sizes) - sum(sizes[window.first : window.last])
+    placement, reason = _hosting(request, layer, window, locked)
+    return LayerPlan(placement, reason, window, resident_bytes)
+
+
+def _hosting(
+    request: PlanRequest, layer: LayerCost, window: Window, locked: bool
+) -> tuple[Placement, str]:
+    if window.is_empty:
+        return Placement.RESIDENT, "fits the device budget"
+    indices = range(window.first, window.last)
+    size = sum(layer.extents[i].size_bytes for i in indices)
+    copied = sum(layer.extents[i].size_bytes for i in indices if not layer.mapped[i])
+    from_copies = copied * 2 > size
+    if locked and from_copies:
+        return Placement.PINNED, "streams from page-locked copies; its file bytes cannot be used"
     if locked:
-        return LayerPlan(Placement.PINNED, "streams from its file pages, locked in place")
-    if layer.copied_bytes > layer.mapped_bytes:
-        return LayerPlan(Placement.PAGEABLE, "its weights have no usable bytes in the file")
+        return Placement.PINNED, "streams from its file pages, locked in place"
+    if from_copies:
+        return Placement.PAGEABLE, "its weights have no usable bytes in the file"
     if request.lock_refusal is not None:
-        return LayerPlan(Placement.MAPPED, f"pages cannot be locked: {request.lock_refusal}")
-    if not layer.lockable_bytes:
-        return LayerPlan(Placement.MAPPED, "smaller than one whole page, so nothing to lock")
+        return Placement.MAPPED, f"pages cannot be locked: {request.lock_refusal}"
+    if not _is_lockable(request, layer, window):
+        return Placement.MAPPED, "smaller than one whole page, so nothing to lock"
     if request.host_budget_bytes == 0:
-        return LayerPlan(Placement.MAPPED, "the host budget is 0; streams from the file")
-    return LayerPlan(Placement.MAPPED, "the host budget is used up; streams from the file")
+        return Placement.MAPPED, "the host budget is 0; streams from the file"
+    return Placement.MAPPED, "the host budget is used up; streams from the file"
+
+
+def _whole_pages(start: int, end: int, page_bytes: int) -> int:
+    first, last = align_up(start, page_bytes), align_down(end, page_bytes)
+    return max(0, last - first)

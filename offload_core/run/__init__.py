@@ -1,8 +1,10 @@
 """Running: the engine, its courier and everything that binds weights."""
 
+from .assembly import attach
 from .courier import Courier, Order
-from .engine import LayerEngine, attach
+from .engine import LayerEngine
 from .parts import EngineParts
+from .shared import SharedBudget
 from .weights import BASE_NAME
 
-__all__ = ["BASE_NAME", "Courier", "EngineParts", "LayerEngine", "Order", "attach"]
+__all__ = ["BASE_NAME", "Courier", "EngineParts", "LayerEngine", "Order", "SharedBudget", "attach"]

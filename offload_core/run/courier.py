@@ -1,17 +1,22 @@
 """The courier: one background thread that serves orders to bring layers to the device.
 
-It decides nothing. Which layer, into which memory, behind which event: all of that is in the
-order. What it guarantees: every order is finished exactly once, with an event or with an error,
-also when the thread itself ends. What it leaves to others: when to order, what to do about an
-error, and the lifetime of the memory, which must outlast the order.
+It decides nothing, and does not wait for copies that others carry on with. Which layer, into which
+memory, behind which event: all of that is in the order. What it guarantees: every order is finished
+exactly once, with an event or with an error, also when the thread itself ends. What it leaves to
+others: when to order, what to do about an error, and the lifetime of the memory, which must outlast
+the order.
 """
 
 from __future__ import annotations
 
+import enum
+import logging
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -19,11 +24,14 @@ import torch
 from ..device import DeviceBackend, DeviceEvent
 from ..values import CourierStoppedError, StateError, TransferError
 from .source import LayerSource
+from .weights import WeightGroup
 
 
 @dataclass(eq=False)
 class Order:
-    """Bring ``source`` into ``memory`` once ``after`` has passed.
+    """Bring ``part`` of ``source`` into ``memory`` once ``after`` has passed.
+
+    ``ahead``, if any, is the part expected behind it, for the system to read meanwhile.
 
     ``finished`` is set after ``event`` or ``error`` was written; readers wait for it first. By
     then the order holds ``memory`` no longer: whoever frees it next frees it at once, although
@@ -31,14 +39,23 @@ class Order:
     """
 
     source: LayerSource
+    part: WeightGroup
     memory: torch.Tensor | None
     after: DeviceEvent | None
+    ahead: tuple[LayerSource, WeightGroup] | None = None
     finished: threading.Event = field(default_factory=threading.Event)
     event: DeviceEvent | None = None
     error: BaseException | None = None
     called_off: bool = False
     """Set by the compute thread: nobody needs it any more. An order not yet begun then finishes
     with neither event nor error; one that is under way is served as if nothing had been said."""
+
+    def answer(self, shipment: Future[DeviceEvent]) -> None:
+        """Take over what came of the shipment. Threads: whoever finished it."""
+        self.error = shipment.exception()
+        if self.error is None:
+            self.event = shipment.result()
+        self.finish()
 
     def finish(self) -> None:
         """Say that it was served, one way or the other. Threads: whoever served it."""
@@ -72,7 +89,15 @@ class Order:
         return self.event
 
 
+class _Wake(enum.Enum):
+    """In the queue: look for other work."""
+
+    LOOK = enum.auto()
+
+
+_LOOK = _Wake.LOOK
 _STOP = None
+_LOG = logging.getLogger("courier")
 
 EXIT_SECONDS = 1.0
 """How long the end of the interpreter waits for a copy under way. A thread that comes back from
@@ -82,8 +107,8 @@ torch into a dead interpreter aborts the process, so it is worth a wait, but not
 class Courier:
     """Owns the thread. It is started by the first order and again after it died.
 
-    Fields under ``_lock``: ``_thread``, ``_queue`` (as a reference), ``_closed``.
-    Threads: ``ship`` from the compute thread; ``close`` from any.
+    Fields under ``_lock``: ``_thread``, ``_queue`` (as a reference), ``_closed``, ``_ahead``.
+    Threads: ``ship``, ``prepare`` and ``rest`` from the compute thread; ``close`` from any.
     """
 
     def __init__(
@@ -99,8 +124,28 @@ class Courier:
         self._threaded = threaded
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Order | _Wake | None] = queue.SimpleQueue()
         self._closed = False
+        self._ahead: deque[LayerSource] = deque()
+        self._at_rest = threading.Event()
+        self._at_rest.set()
+
+    def prepare(self, sources: Sequence[LayerSource]) -> None:
+        """Take these layers' page locks while there is no order to serve."""
+        with self._lock:
+            if self._closed or not self._threaded:
+                return
+            self._ahead = deque(sources)
+            self._queue.put(_LOOK)
+            if self._thread is None:
+                self._start()
+
+    def rest(self) -> None:
+        """Prepare nothing more, and wait for what is under way. Raises: StateError."""
+        with self._lock:
+            self._ahead.clear()
+        if not self.is_current_thread() and not self._at_rest.wait(self.patience_seconds):
+            raise StateError(self.stuck_text())
 
     def ship(self, order: Order) -> None:
         """Hand over an order; returns at once (without a thread: when it is served)."""
@@ -147,11 +192,12 @@ class Courier:
         thread.start()
 
     def _work(self) -> None:
-        order: Order | None = None
+        order: Order | _Wake | None = None
         try:
             self._backend.enter_thread()
-            while (order := self._queue.get()) is not _STOP:
-                _serve(self._backend, order)
+            while (order := self._next()) is not _STOP:
+                if isinstance(order, Order):
+                    _serve(self._backend, order)
                 order = None  # or the idle thread would keep the last order's memory
             self._end(None, None)
         except BaseException as error:
@@ -159,24 +205,42 @@ class Courier:
             order = None  # the traceback holds this frame
             raise
 
-    def _end(self, order: Order | None, cause: BaseException | None) -> None:
+    def _next(self) -> Order | _Wake | None:
+        """What is next in the queue; while there is nothing, locks are taken ahead."""
+        while self._queue.empty():
+            with self._lock:
+                source = self._ahead.popleft() if self._ahead else None
+                if source is None:
+                    break
+                self._at_rest.clear()
+            try:
+                source.take_locks()
+            except Exception as error:
+                # Whoever ships the layer meets it again, in a run that can say so.
+                _LOG.debug("page locks of %s ahead of its turn: %s", source.name, error)
+            finally:
+                self._at_rest.set()
+        return self._queue.get()
+
+    def _end(self, order: Order | _Wake | None, cause: BaseException | None) -> None:
         """Answer every order; whoever hears of it finds the thread gone and can start anew."""
         with self._lock:
             self._thread = None
+            self._ahead.clear()
             unserved = [order]
             while not self._queue.empty():
                 unserved.append(self._queue.get_nowait())
         # The one that ended the thread comes last: its error ends the run, and by then no other
         # order of that run is left to fail in the next.
         for rest in reversed(unserved):
-            if rest is not None:
+            if isinstance(rest, Order):
                 rest.error = CourierStoppedError(f"the courier thread ended: {cause!r}")
                 rest.error.__cause__ = cause
                 rest.finish()
 
 
 def _end_at_exit(
-    thread_ref: weakref.ref[threading.Thread], orders: queue.SimpleQueue[Order | None]
+    thread_ref: weakref.ref[threading.Thread], orders: queue.SimpleQueue[Order | _Wake | None]
 ) -> None:
     """Runs when the interpreter ends; when the thread object merely went, it does nothing."""
     thread = thread_ref()
@@ -192,7 +256,12 @@ def _serve(backend: DeviceBackend, order: Order) -> None:
         return
     try:
         with torch.inference_mode(False), torch.no_grad():
-            order.event = backend.ship(order.source.copies_into(order.memory), order.after)
+            shipment = backend.ship(order.source.copies_into(order.memory, order.part), order.after)
     except Exception as error:
         order.error = error
-    order.finish()
+        order.finish()
+        return
+    shipment.add_done_callback(order.answer)
+    if order.ahead is not None:
+        source, part = order.ahead
+        source.read_ahead(part)

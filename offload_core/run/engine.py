@@ -12,34 +12,64 @@ import contextlib
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..device import DeviceBackend
-from ..host import FileMapping, HostLedger, PageLocker
-from ..plan import Plan, PlanRequest, find_block_lists, make_plan
+from ..plan import Plan, PlanRequest, make_plan, smallest_device_bytes
 from ..values import (
     ENGINE_MOVES,
     Budget,
+    BudgetError,
+    CourierError,
+    DeviceBudgetError,
     DeviceMemoryError,
-    EngineConfig,
     EngineSnapshot,
     EngineState,
     StateError,
 )
 from .courier import Courier
+from .hooks import put_hooks
 from .occupancy import Occupancy
-from .parts import NO_LIMIT_BYTES, EngineParts
+from .parts import EngineParts
+from .passes import PassMeter
 from .planning import plan_request, smaller_budget
 from .report import Published, snapshot_of
-from .source import LayerSource
-from .stream import LayerStream
-from .weights import take_inventory
+
+_FULL_NOTE = (
+    "the device was full in the middle of a run; a smaller plan runs until another budget is asked"
+)
+
+
+@dataclass(frozen=True)
+class _Cap:
+    """How many bytes of weights were to be had under a budget that promised ``asked_bytes`` of the
+    device (None: all of it)."""
+
+    weight_bytes: int
+    asked_bytes: int | None
+
+    def within(self, budget: Budget, activation_bytes: int) -> Budget:
+        """``budget`` under this cap, if it is much like the one that led to it: the figures that
+        ComfyUI offers change a little from run to run, and a user's other figure is a new try."""
+        if not _are_alike(self.asked_bytes, budget.device_bytes):
+            return budget
+        most = _least(self.weight_bytes + activation_bytes, budget.device_bytes)
+        return replace(budget, device_bytes=most)
+
+
+def _are_alike(asked_bytes: int | None, now_bytes: int | None) -> bool:
+    if asked_bytes is None or now_bytes is None:
+        return asked_bytes is now_bytes
+    return abs(now_bytes - asked_bytes) <= asked_bytes // 8
+
+
+def _least(size_bytes: int, limit_bytes: int | None) -> int:
+    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
 
 
 class LayerEngine:
@@ -58,7 +88,9 @@ class LayerEngine:
         self._budget = parts.budget
         self._plan: Plan | None = None
         self._handles: list[RemovableHandle] = []
-        self._activation_peak_bytes: int | None = None
+        self._meter = PassMeter(parts.backend, parts.config.margin_bytes)
+        self._gave_way = False
+        self._cap: _Cap | None = None
         self._notes: tuple[str, ...] = parts.notes
         self._shutdown = weakref.finalize(
             self, _shut_down, parts.courier, self._occupancy, self._handles, parts.backend
@@ -89,8 +121,11 @@ class LayerEngine:
         request = self._request(budget, activation_bytes)
         plan = make_plan(request)
         self._check_files()
-        if plan == self._plan and budget == self._budget:
-            return plan
+        if self._plan is not None and self._serves(self._plan, plan, budget):
+            # What it leaves is reckoned by what was asked for last.
+            self._budget = budget
+            self._plan = replace(self._plan, activation_bytes=plan.activation_bytes)
+            return self._plan
         try:
             self._apply(budget, plan)
         except DeviceMemoryError as error:
@@ -125,6 +160,43 @@ class LayerEngine:
         self._move(EngineState.UNLOADED)
         return before
 
+    @property
+    def device_bytes(self) -> int:
+        """Held on the device now: resident weights, buffers and slots. Any thread."""
+        return self._occupancy.device_bytes
+
+    @property
+    def promised_host_bytes(self) -> int:
+        """What the plan that is loaded may come to hold on the host; 0 when none is."""
+        plan = self._plan
+        return 0 if plan is None else plan.copied_bytes + plan.lock_bytes + plan.staging_bytes
+
+    def planned_device_bytes(self, budget: Budget, activation_bytes: int) -> int:
+        """What ``load`` with these figures would hold and leave for activations, at least what the
+        smallest plan does."""
+        request = self._request(budget, activation_bytes)
+        try:
+            plan = make_plan(request)
+        except BudgetError:
+            return smallest_device_bytes(request)
+        return plan.device_bytes + plan.activation_bytes
+
+    def give_up(self, size_bytes: int) -> int:
+        """Free at least that many device bytes if there are so many; what was freed.
+
+        Nothing while a run is on. With a smaller plan where one exists, else by unloading.
+        """
+        if self._state is not EngineState.LOADED or self._plan is None:
+            return 0
+        before = self.device_bytes
+        target = before - size_bytes + self._plan.activation_bytes
+        try:
+            self.load(Budget(max(0, target), self._budget.host_bytes), self._plan.activation_bytes)
+        except CourierError:
+            # Too small for any plan, or its file changed: whoever needs the room is not to blame.
+            self.unload()
+        return before - self.device_bytes
+
     @contextlib.contextmanager
     def run(self, interrupt: Callable[[], None] | None = None) -> Iterator[None]:
         """One run of the model (a sampling, or one forward): checks before, cleans up after.
@@ -140,21 +212,71 @@ class LayerEngine:
         self._check_files()
         self._move(EngineState.RUNNING)
         self._parts.stream.interrupt = interrupt
-        self._parts.backend.start_activation_peak()
+        self._meter.begin()
+        self._gave_way = False
         try:
             yield
             self._parts.stream.wind_down()
             for mapping in self._parts.mappings:
                 mapping.check_not_rewritten()
+            self._meter.measure()
         finally:
             # Also for a cancel, which is no Exception and reaches no post-hook.
             with torch.inference_mode(False), torch.no_grad():
                 self._parts.stream.finish()
             self._parts.stream.interrupt = None
-            peak = self._parts.backend.activation_peak_bytes()
-            if peak is not None:
-                self._activation_peak_bytes = max(peak, self._activation_peak_bytes or 0)
             self._move(EngineState.LOADED)
+            if self._plan is None:
+                # A correction failed and left nothing on the device.
+                self._move(EngineState.UNLOADING)
+                self._move(EngineState.UNLOADED)
+
+    def end_pass(self) -> None:
+        """One forward of the model is over: correct the plan by what it took.
+
+        After early passes the device budget is filled, after later ones the plan only ever gets
+        smaller. Whoever runs the model calls this between two passes of a run; outside one it does
+        nothing. Raises: DeviceMemoryError if even the plan of before cannot be had again.
+        """
+        if self._state is not EngineState.RUNNING:
+            return
+        if not self._meter.end_pass():
+            return
+        self._stage_refused()
+        self._meter.measure()
+        need = self._meter.need_bytes
+        if need is not None:
+            self._correct(need)
+
+    @property
+    def activation_need_bytes(self) -> int | None:
+        """What a run like the last needs beside the weights; None if it could not be measured."""
+        return self._meter.need_bytes
+
+    def give_way(self, error: BaseException) -> bool:
+        """Run a smaller plan after a pass ended in ``error``; whether to try that pass again.
+
+        Only when the device was full, only once in a run, and only where a smaller plan exists.
+        """
+        full = self._parts.backend.is_out_of_memory(error)
+        plan = self._plan
+        if not full or plan is None or self._gave_way or self._state is not EngineState.RUNNING:
+            return False
+        smaller = smaller_budget(self._request(self._budget, plan.activation_bytes), plan)
+        if smaller is None:
+            return False
+        self._gave_way = True
+        # The frames of the pass that failed hold its activations.
+        traceback.clear_frames(error.__traceback__)
+        assert smaller.device_budget_bytes is not None
+        # A run like this one would end like this one.
+        weight_bytes = smaller.device_budget_bytes - smaller.activation_bytes
+        self._cap = _Cap(weight_bytes, self._budget.device_bytes)
+        with torch.inference_mode(False), torch.no_grad():
+            self._parts.stream.finish()
+        self._settle(make_plan(smaller))
+        self._notes = (*self._parts.notes, _FULL_NOTE)
+        return True
 
     def detach(self) -> None:
         """Unload and take the hooks off, for good. Idempotent."""
@@ -175,10 +297,11 @@ class LayerEngine:
                 state=self._state,
                 budget=self._budget,
                 plan=self._plan,
-                resident=self._occupancy.resident,
+                layer_bytes=self._occupancy.layer_bytes,
+                staging_bytes=self._occupancy.staging_bytes,
                 resident_bytes=self._occupancy.resident_bytes,
                 device_peak_bytes=self._occupancy.peak_bytes,
-                activation_peak_bytes=self._activation_peak_bytes,
+                activation_peak_bytes=self._meter.peak_bytes,
                 block_lists=tuple(block_list.name for block_list in self._parts.block_lists),
                 notes=self._notes,
             ),
@@ -186,25 +309,20 @@ class LayerEngine:
 
     def hook_layers(self) -> None:
         """Put the hooks on the layers. Called by ``attach``."""
-        for index, group in enumerate(self._parts.inventory.layers):
-            assert group.module is not None
-            hook = _LayerHook(weakref.ref(self), index)
-            self._handles.append(group.module.register_forward_pre_hook(hook.before, prepend=True))
-            self._handles.append(group.module.register_forward_hook(hook.after, always_call=True))
+        modules = [group.module for group in self._parts.inventory.layers]
+        self._handles.extend(put_hooks(self, modules))
 
     def begin_layer(self, index: int) -> None:
         """Hook: layer ``index`` is about to run."""
-        if index in self._occupancy.resident or self._plan is None:
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            self._parts.stream.acquire(index)
+        if self._parts.stream.streams(index):
+            with torch.inference_mode(False), torch.no_grad():
+                self._parts.stream.acquire(index)
 
     def end_layer(self, index: int) -> None:
         """Hook: layer ``index`` has issued its work."""
-        if index in self._occupancy.resident or self._plan is None:
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            self._parts.stream.release(index)
+        if self._parts.stream.streams(index):
+            with torch.inference_mode(False), torch.no_grad():
+                self._parts.stream.release(index)
 
     def _apply(self, budget: Budget, plan: Plan) -> None:
         self._parts.stream.settle_orders()
@@ -221,14 +339,92 @@ class LayerEngine:
             self._move(EngineState.UNLOADED)
             raise
         self._budget, self._plan, self._notes = budget, plan, self._parts.notes
+        if self._cap is not None and _are_alike(self._cap.asked_bytes, budget.device_bytes):
+            self._notes = (*self._notes, _FULL_NOTE)
         self._move(EngineState.LOADED)
 
+    def _serves(self, now: Plan, wanted: Plan, budget: Budget) -> bool:
+        """Whether what is loaded is as good as ``wanted``: the figures that the core offers change
+        a little from run to run, and moving weights for a little costs more than it brings."""
+        if now == wanted and budget == self._budget:
+            return True
+        limit = budget.device_bytes
+        fits = limit is None or now.device_bytes + wanted.activation_bytes <= limit
+        gain = wanted.device_bytes - now.device_bytes
+        return (
+            fits
+            and budget.host_bytes == self._budget.host_bytes
+            and gain <= now.device_bytes // 64
+            and bool(now.streamed)
+            and bool(wanted.streamed)
+        )
+
+    def _correct(self, activation_bytes: int) -> None:
+        """Settle into the plan for these activations, if it is worth it."""
+        before = self._plan
+        assert before is not None
+        if activation_bytes == before.activation_bytes:
+            return
+        if activation_bytes < before.activation_bytes and not (
+            before.streamed and self._meter.may_grow(before.activation_bytes)
+        ):
+            return
+        try:
+            plan = make_plan(self._request(self._budget, activation_bytes))
+        except DeviceBudgetError as error:
+            self._notes = (*self._parts.notes, f"the run takes more than the budget: {error}")
+            return
+        if 0 <= plan.device_bytes - before.device_bytes < before.device_bytes // 128:
+            return  # not worth the move
+        try:
+            self._settle(plan)
+        except DeviceMemoryError as error:
+            # Others hold what the budget promises.
+            self._settle_smaller(plan, before)
+            note = (
+                f"the device had less memory than the budget allows ({error}); a smaller plan runs"
+            )
+            self._notes = (*self._parts.notes, note)
+
+    def _settle_smaller(self, plan: Plan, before: Plan) -> None:
+        """Half-way between the plan that ran until now and one that turned out too large; the
+        former, which still fits, if that is too large too."""
+        half_way = (plan.device_bytes + before.device_bytes) // 2
+        self._cap = _Cap(half_way, self._budget.device_bytes)
+        try:
+            self._settle(make_plan(self._request(self._budget, plan.activation_bytes)))
+        except (DeviceMemoryError, DeviceBudgetError):
+            self._settle(before)
+
+    def _settle(self, plan: Plan) -> None:
+        """Go from plan to plan in the middle of a run, between two passes."""
+        self._parts.stream.settle_orders()
+        self._plan = None
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.settle_into(plan, self._budget.host_bytes)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.release()
+            raise
+        self._plan = plan
+        self._meter.restart()
+
+    def _stage_refused(self) -> None:
+        if all(source.lock_refusal is None for source in self._parts.sources):
+            return
+        self._parts.stream.settle_orders()
+        self._occupancy.stage_what_was_refused(self._parts.backend.staging_bytes)
+
     def _request(self, budget: Budget, activation_bytes: int) -> PlanRequest:
+        if self._cap is not None:
+            budget = self._cap.within(budget, activation_bytes)
         return plan_request(
             self._parts.inventory,
-            self._parts.sources,
             self._parts.backend,
-            self._parts.config,
+            self._parts.config.slots,
+            self._parts.lock_refusal,
             budget,
             activation_bytes,
         )
@@ -240,77 +436,6 @@ class LayerEngine:
     def _move(self, state: EngineState) -> None:
         assert state in ENGINE_MOVES[self._state], (self._state, state)
         self._state = state
-
-
-def attach(
-    root: nn.Module,
-    backend: DeviceBackend,
-    mappings: Sequence[FileMapping] = (),
-    config: EngineConfig | None = None,
-    name: str = "model",
-    notes: Sequence[str] = (),
-    budget: Budget | None = None,
-) -> LayerEngine:
-    """An engine over ``root``; its layers are found, nothing is moved.
-
-    Args:
-        root: any module whose weights are on the CPU. Its parameters need no gradient.
-        mappings: the checkpoint mappings that some of the weights are views on.
-        name: for the courier thread and for messages.
-        notes: what the status has to say about this model from the start.
-        budget: what the status shows until the first load.
-    Raises: ConfigError if a weight has no data or is on another device already.
-    """
-    config = config or EngineConfig()
-    block_lists = find_block_lists(root)
-    inventory = take_inventory(root, block_lists, mappings)
-    ledger = HostLedger(NO_LIMIT_BYTES)
-    locker = PageLocker(backend.page_locker(), ledger)
-    sources = tuple(LayerSource(group, locker) for group in inventory.layers)
-    courier = Courier(backend, name, config.switches.courier, config.patience_seconds)
-    stream = LayerStream(
-        inventory.layers,
-        sources,
-        backend,
-        courier,
-        config.interrupt_poll_seconds,
-        config.switches.poison,
-    )
-    parts = EngineParts(
-        inventory=inventory,
-        block_lists=block_lists,
-        mappings=tuple(mappings),
-        backend=backend,
-        ledger=ledger,
-        sources=sources,
-        base_source=LayerSource(inventory.base, locker),
-        courier=courier,
-        stream=stream,
-        config=config,
-        notes=(*config.switches.notes, *notes),
-        budget=budget or Budget(),
-    )
-    engine = LayerEngine(root, parts)
-    engine.hook_layers()
-    return engine
-
-
-@dataclass(frozen=True)
-class _LayerHook:
-    """The two hooks of one layer. Holds the engine weakly: a hook must not keep a model alive."""
-
-    engine: weakref.ref[LayerEngine]
-    index: int
-
-    def before(self, module: nn.Module, args: Any) -> None:
-        engine = self.engine()
-        if engine is not None:
-            engine.begin_layer(self.index)
-
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        engine = self.engine()
-        if engine is not None:
-            engine.end_layer(self.index)
 
 
 def _shut_down(

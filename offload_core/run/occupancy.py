@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
-from ..plan import Plan
-from ..values import Placement
+from ..host import Reservation
+from ..plan import ALIGNMENT, Plan
+from ..values import Placement, align_down, align_up
 from .parts import NO_LIMIT_BYTES, EngineParts
 from .residency import Resident, move_buffers
 from .source import LayerSource
 from .weights import WeightGroup
 
+_WORTH_STAGING_BYTES = 1 << 30
+"""From here on, lanes made for the load alone take less time than the driver's own staging."""
+
 
 class Occupancy:
-    """Base weights, resident layers, slots and page locks of one engine.
+    """Base weights, resident layers and parts of layers, slots and page locks of one engine.
 
     ``settle_into`` may fail half-way; whoever calls it then calls ``release``, which leaves the
     device and the locks empty from any state.
@@ -28,9 +33,11 @@ class Occupancy:
         self._root = weakref.ref(root)
         self._parts = parts
         self._base: Resident | None = None
-        self._residents: dict[int, Resident] = {}
-        self.resident: frozenset[int] = frozenset()
+        self._residents: dict[int, list[Resident]] = {}
+        self._staging: Reservation | None = None
         self.resident_bytes = 0
+        self.layer_bytes: tuple[int, ...] = (0,) * len(parts.inventory.layers)
+        """Bytes of each layer's weights that are on the device all the time."""
         self.peak_bytes = 0
 
     @property
@@ -38,35 +45,40 @@ class Occupancy:
         """Resident weights, buffers and slots."""
         return self.resident_bytes + self._parts.stream.slot_bytes
 
+    @property
+    def staging_bytes(self) -> int:
+        """Page-locked staging held now."""
+        return self._staging.size_bytes if self._staging is not None else 0
+
     def settle_into(self, plan: Plan, host_limit_bytes: int | None) -> None:
         """Bring device and locks to ``plan``; what is there already stays. Raises: CourierError."""
         parts = self._parts
         parts.stream.close()
         # Give back before taking: the old plan and the new one need not fit side by side.
-        for index in sorted(self.resident - set(plan.resident)):
-            self._residents.pop(index).offload()
-        self._publish()
-        for index, layer in enumerate(plan.layers):
-            parts.sources[index].wants_lock = layer.placement is Placement.PINNED
-            parts.sources[index].lock_refusal = None  # another load may meet a kinder system
-            if layer.placement is not Placement.PINNED:
-                parts.sources[index].release_locks()
-        # Copies exist and staging is about to: what is left of the budget may be locked.
-        fixed = plan.copied_bytes + plan.staging_bytes
+        missing = self._give_back(plan)
+        parts.backend.trim()
+        streamed = {
+            index: parts.inventory.layers[index].part(range(window.first, window.last))
+            for index, window in enumerate(layer.streamed for layer in plan.layers)
+            if not window.is_empty
+        }
         parts.ledger.limit_bytes = (
-            NO_LIMIT_BYTES if host_limit_bytes is None else max(0, host_limit_bytes - fixed)
+            NO_LIMIT_BYTES
+            if host_limit_bytes is None
+            else max(0, host_limit_bytes - plan.copied_bytes)
         )
-        parts.backend.reserve_staging(plan.staging_bytes)
-        self._move_buffers(parts.backend.device)
-        if self._base is None:
-            self._base = self._onload(parts.inventory.base, parts.base_source)
+        needed = plan.lock_bytes + plan.staging_bytes
+        roomy = parts.ledger.used_bytes + needed <= parts.ledger.limit_bytes
+        for index, layer in enumerate(plan.layers):
+            pinned = layer.placement is Placement.PINNED
+            parts.sources[index].hold(streamed[index] if pinned else None, keep_larger=roomy)
         slots = [parts.backend.allocate(plan.slot_bytes) for _ in range(plan.slots)]
-        for index in sorted(set(plan.resident) - self.resident):
-            self._residents[index] = self._onload(
-                parts.inventory.layers[index], parts.sources[index]
-            )
+        self._onload(plan, missing)
+        self._stage(plan.staging_bytes)
         self._publish()
-        parts.stream.open([i for i in range(len(plan.layers)) if i not in self.resident], slots)
+        parts.stream.open(streamed, slots)
+        # While the model prepares its first pass, which takes a second in a new process.
+        parts.courier.prepare([parts.sources[index] for index in plan.streamed])
         self.peak_bytes = max(self.peak_bytes, self.device_bytes)
 
     def release(self) -> None:
@@ -74,25 +86,104 @@ class Occupancy:
         parts = self._parts
         parts.stream.close()
         while self._residents:
-            self._residents.popitem()[1].offload()
+            for resident in self._residents.popitem()[1]:
+                resident.offload()
         if self._base is not None:
             self._base.offload()
             self._base = None
         self._publish()
         for source in parts.sources:
-            source.wants_lock = False
             source.release_locks()
-        parts.backend.reserve_staging(0)
+        self._stage(0)
         self._move_buffers(torch.device("cpu"))
+        parts.backend.trim()
 
-    def _onload(self, group: WeightGroup, source: LayerSource) -> Resident:
-        resident = Resident(group, source, self._parts.backend)
-        try:
+    def stage_what_was_refused(self, size_bytes: int) -> bool:
+        """Have staging for layers whose locks the system refused, as far as the budget allows.
+
+        Returns: whether there is some now that was not there before.
+        """
+        if self.staging_bytes or all(s.lock_refusal is None for s in self._parts.sources):
+            return False
+        room = min(size_bytes, self._parts.ledger.free_bytes)
+        self._stage(align_down(room, self._parts.backend.staging_unit_bytes))
+        return self.staging_bytes > 0
+
+    def _give_back(self, plan: Plan) -> dict[int, list[int]]:
+        """Offload what the plan does not keep; the weights by layer that are still to come."""
+        missing = {}
+        for index, layer in enumerate(plan.layers):
+            group, window = self._parts.inventory.layers[index], layer.streamed
+            kept = {id(w): i for i, w in enumerate(group.weights) if i not in window}
+            staying = []
+            for resident in self._residents.pop(index, []):
+                if all(id(weight) in kept for weight in resident.group.weights):
+                    staying.append(resident)
+                    for weight in resident.group.weights:
+                        del kept[id(weight)]
+                else:
+                    resident.offload()
+            if self._is_wasteful(staying, group, kept.values()):
+                while staying:
+                    staying.pop().offload()
+                kept = {id(w): i for i, w in enumerate(group.weights) if i not in window}
+            if staying:
+                self._residents[index] = staying
+            missing[index] = sorted(kept.values())
+        self._publish()
+        return missing
+
+    def _is_wasteful(
+        self, staying: Sequence[Resident], group: WeightGroup, coming: Iterable[int]
+    ) -> bool:
+        """Whether the layer in pieces takes more of the device than it would in one: the plan has
+        reckoned with one."""
+        of = self._parts.backend.footprint.of
+        more = sum(align_up(group.weights[i].extent.size_bytes, ALIGNMENT) for i in coming)
+        pieces = [resident.size_bytes for resident in staying]
+        return bool(more) and sum(map(of, pieces)) + of(more) > of(sum(pieces) + more)
+
+    def _onload(self, plan: Plan, missing: dict[int, list[int]]) -> None:
+        parts = self._parts
+        self._move_buffers(parts.backend.device)
+        coming = []
+        if self._base is None:
+            self._base = self._resident(parts.inventory.base, parts.base_source)
+            coming.append(self._base)
+        for index, indices in missing.items():
+            if indices:
+                part = parts.inventory.layers[index].part(indices)
+                resident = self._resident(part, parts.sources[index])
+                self._residents.setdefault(index, []).append(resident)
+                coming.append(resident)
+        self._stage(max(plan.staging_bytes, self._staging_for(coming)))
+        for resident in coming:
             resident.onload()
-        except BaseException:
-            resident.offload()
-            raise
-        return resident
+        for resident in coming:
+            resident.bind()
+
+    def _resident(self, group: WeightGroup, source: LayerSource) -> Resident:
+        self_check = self._parts.config.switches.self_check
+        return Resident(group, source, self._parts.backend, self_check)
+
+    def _staging_for(self, coming: Sequence[Resident]) -> int:
+        """Staging worth having for this load alone; locks that will need its room come later."""
+        if sum(resident.unlocked_bytes for resident in coming) < _WORTH_STAGING_BYTES:
+            return 0
+        room = self._parts.ledger.free_bytes + self.staging_bytes
+        room = max(0, min(self._parts.backend.staging_bytes, room))
+        return align_down(room, self._parts.backend.staging_unit_bytes)
+
+    def _stage(self, size_bytes: int) -> None:
+        if size_bytes == self.staging_bytes:
+            return
+        self._parts.backend.reserve_staging(0)
+        if self._staging is not None:
+            self._staging.release()
+            self._staging = None
+        if size_bytes:
+            self._staging = self._parts.ledger.reserve(size_bytes, "staging")
+            self._parts.backend.reserve_staging(size_bytes)
 
     def _move_buffers(self, device: torch.device) -> None:
         root = self._root()
@@ -103,5 +194,8 @@ class Occupancy:
         base = 0
         if self._base is not None:
             base = self._base.size_bytes + self._parts.inventory.buffer_bytes
-        self.resident_bytes = base + sum(r.size_bytes for r in self._residents.values())
-        self.resident = frozenset(self._residents)
+        layers = [
+            self._residents.get(index, []) for index in range(len(self._parts.inventory.layers))
+        ]
+        self.layer_bytes = tuple(sum(r.group.size_bytes for r in layer) for layer in layers)
+        self.resident_bytes = base + sum(r.size_bytes for layer in layers for r in layer)

@@ -31,5 +31,7 @@ class EngineParts:
     courier: Courier
     stream: LayerStream
     config: EngineConfig
+    lock_refusal: str | None
+    """Why no page of these mappings is locked, or None."""
     notes: tuple[str, ...]
     budget: Budget

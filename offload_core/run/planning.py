@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ..device import DeviceBackend
+from ..host import PAGE_BYTES
 from ..plan import LayerCost, Plan, PlanRequest, smallest_device_bytes
-from ..values import Budget, EngineConfig
-from .source import LayerSource
+from ..values import Budget
 from .weights import Inventory, WeightGroup
 
 
 def plan_request(
     inventory: Inventory,
-    sources: Sequence[LayerSource],
     backend: DeviceBackend,
-    config: EngineConfig,
+    slots: int,
+    lock_refusal: str | None,
     budget: Budget,
     activation_bytes: int,
 ) -> PlanRequest:
     """Everything the planner has to know, in bytes."""
-    layers = tuple(
-        _cost(group, source) for group, source in zip(inventory.layers, sources, strict=True)
-    )
     base = inventory.base
-    refusal = backend.lock_refusal if config.switches.in_place else "switched off"
     return PlanRequest(
-        layers=layers,
+        layers=tuple(_cost(group) for group in inventory.layers),
         base_device_bytes=base.layout.size_bytes + base.solid_bytes + inventory.buffer_bytes,
         base_copied_bytes=base.copied_bytes,
         device_budget_bytes=budget.device_bytes,
         host_budget_bytes=budget.host_bytes,
         activation_bytes=activation_bytes,
-        slots=config.slots,
+        slots=slots,
         staging_bytes=backend.staging_bytes,
-        lock_refusal=refusal,
+        lock_refusal=lock_refusal,
+        staging_unit_bytes=backend.staging_unit_bytes,
+        page_bytes=PAGE_BYTES,
+        footprint=backend.footprint,
     )
 
 
@@ -52,11 +50,9 @@ def smaller_budget(request: PlanRequest, plan: Plan) -> PlanRequest | None:
     return replace(request, device_budget_bytes=max(target, smallest))
 
 
-def _cost(group: WeightGroup, source: LayerSource) -> LayerCost:
+def _cost(group: WeightGroup) -> LayerCost:
     return LayerCost(
         name=group.name,
-        device_bytes=group.layout.size_bytes,
-        lockable_bytes=source.lockable_bytes,
-        copied_bytes=group.copied_bytes,
-        mapped_bytes=group.mapped_bytes,
+        extents=tuple(weight.extent for weight in group.weights),
+        mapped=tuple(weight.mapping is not None for weight in group.weights),
     )

@@ -28,7 +28,8 @@ class Published:
     state: EngineState
     budget: Budget
     plan: Plan | None
-    resident: frozenset[int]
+    layer_bytes: tuple[int, ...]
+    staging_bytes: int
     resident_bytes: int
     device_peak_bytes: int
     activation_peak_bytes: int | None
@@ -51,7 +52,6 @@ def snapshot_of(
         layers.append(_base_record(inventory.base, published))
     groups = (inventory.base, *inventory.layers)
     copied_bytes = sum(group.copied_bytes for group in groups)
-    plan = published.plan
     return EngineSnapshot(
         state=published.state,
         budget=published.budget,
@@ -63,7 +63,8 @@ def snapshot_of(
             activation_peak_bytes=published.activation_peak_bytes,
             locked_bytes=sum(source.locked_bytes for source in sources),
             copied_bytes=copied_bytes,
-            staging_bytes=plan.staging_bytes if plan is not None else 0,
+            staging_bytes=published.staging_bytes,
+            locked_copy_bytes=sum(source.locked_copy_bytes for source in sources),
         ),
         traffic=stream.traffic,
         block_lists=published.block_lists,
@@ -80,28 +81,30 @@ def _layer_record(
     state: LayerState,
 ) -> LayerRecord:
     at_rest = Placement.PAGEABLE if group.copied_bytes > group.mapped_bytes else Placement.MAPPED
-    plan = published.plan
+    plan, held = published.plan, published.layer_bytes[index]
     if plan is None:
         return _record(group, at_rest, "not loaded", state)
     planned = plan.layers[index]
     if planned.placement is Placement.RESIDENT:
-        if index in published.resident:
-            return _record(group, Placement.RESIDENT, planned.reason, LayerState.READY)
-        return _record(group, at_rest, "is being loaded", state)
+        if held == group.size_bytes:
+            return _record(group, Placement.RESIDENT, planned.reason, LayerState.READY, held)
+        return _record(group, at_rest, "is being loaded", state, held)
     if planned.placement is Placement.PINNED:
         # Only what is locked is called pinned; the intention is in the reason.
-        if source.locked_bytes:
-            return _record(group, Placement.PINNED, planned.reason, state, in_place=True)
+        if source.locked_bytes or source.locked_copy_bytes:
+            in_place = source.locked_bytes > 0
+            return _record(group, Placement.PINNED, planned.reason, state, held, in_place)
         if source.lock_refusal is not None:
-            return _record(group, at_rest, f"not locked: {source.lock_refusal}", state)
-        return _record(group, at_rest, "its file pages are locked when it first runs", state)
-    return _record(group, planned.placement, planned.reason, state)
+            return _record(group, at_rest, f"not locked: {source.lock_refusal}", state, held)
+        return _record(group, at_rest, "its pages are locked when it first runs", state, held)
+    return _record(group, planned.placement, planned.reason, state, held)
 
 
 def _base_record(base: WeightGroup, published: Published) -> LayerRecord:
     if published.plan is not None:
         reason = "; ".join(["belongs to no single layer, so it never streams", *base.notes])
-        return _record(base, Placement.RESIDENT, reason, LayerState.READY)
+        size = base.size_bytes
+        return _record(base, Placement.RESIDENT, reason, LayerState.READY, size)
     at_rest = Placement.PAGEABLE if base.copied_bytes > base.mapped_bytes else Placement.MAPPED
     return _record(base, at_rest, "not loaded", LayerState.ABSENT)
 
@@ -111,6 +114,7 @@ def _record(
     placement: Placement,
     reason: str,
     state: LayerState,
+    resident_bytes: int = 0,
     in_place: bool = False,
 ) -> LayerRecord:
     weights = (*group.weights, *group.solid)
@@ -120,6 +124,7 @@ def _record(
     return LayerRecord(
         name=group.name,
         size_bytes=group.size_bytes,
+        resident_bytes=resident_bytes,
         placement=placement,
         in_place=in_place,
         reason=reason,

@@ -1,54 +1,88 @@
-"""What stays on the device: the base weights, the resident layers, the buffers."""
+"""What stays on the device: the base weights, the resident layers and parts of layers, buffers."""
 
 from __future__ import annotations
+
+from concurrent.futures import Future
 
 import torch
 from torch import nn
 
 from ..device import DeviceBackend, DeviceEvent
 from .binder import Bindings, bind, make_bindings, unbind
+from .checking import check_arrival
 from .source import LayerSource
 from .weights import Weight, WeightGroup
 
 
 class Resident:
-    """One group on the device: its memory, its bindings and its solid weights.
+    """One group on its way to the device, or there: its memory, its bindings, its solid weights.
 
-    Made only when everything is there; a failed allocation or copy leaves nothing.
+    ``onload`` begins, ``bind`` ends it; several may be under way at once, so that their copies
+    follow each other without a gap. ``offload`` undoes either from any state.
+
     Threads: the compute thread.
     """
 
-    def __init__(self, group: WeightGroup, source: LayerSource, backend: DeviceBackend) -> None:
+    def __init__(
+        self,
+        group: WeightGroup,
+        source: LayerSource,
+        backend: DeviceBackend,
+        self_check: bool = False,
+    ) -> None:
+        self.group = group
+        self._self_check = self_check
+        self._source = source
         self._backend = backend
-        self._solid_bytes = group.solid_bytes
-        self._memory = backend.allocate(group.layout.size_bytes)
-        self._event: DeviceEvent = backend.ship(source.copies_into(self._memory), None)
-        try:
-            self._bindings: Bindings = make_bindings(group, self._memory)
-            self._solid = Bindings(
-                group.solid, tuple(_moved(weight, backend.device) for weight in group.solid)
-            )
-        except BaseException:
-            backend.settle(self._event)  # the copies still write to memory that is about to go
-            raise
+        self._memory: torch.Tensor | None = None
+        self._shipment: Future[DeviceEvent] | None = None
+        self._bindings: list[Bindings] = []
 
     @property
     def size_bytes(self) -> int:
         """Device bytes held."""
-        return self._memory.numel() + self._solid_bytes
+        memory = self._memory
+        return 0 if memory is None else memory.numel() + self.group.solid_bytes
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """Bytes that would have to be staged if the copies began now."""
+        return self._source.unlocked_bytes(self.group)
 
     def onload(self) -> None:
-        """Bind; work issued from here on sees the device weights."""
-        self._backend.wait(self._event)
-        bind(self._bindings)
-        bind(self._solid)
+        """Take the memory and start the copies. Raises: DeviceMemoryError, StateError."""
+        self._memory = self._backend.allocate(self.group.layout.size_bytes)
+        # The memory may have been somebody's until now, whose work is still to be done.
+        ready = self._backend.mark()
+        pieces = self._source.copies_into(self._memory, self.group, lock=False)
+        self._shipment = self._backend.ship(pieces, ready)
+
+    def bind(self) -> None:
+        """Wait until the copies are issued; work from here on sees the device weights."""
+        assert self._memory is not None
+        assert self._shipment is not None
+        event = self._shipment.result()
+        self._backend.wait(event)
+        self._backend.recode(self.group.recodes(self._memory))
+        if self._self_check:
+            check_arrival(self.group, self._memory)
+        flat = make_bindings(self.group, self._memory)
+        moved = tuple(_moved(weight, self._backend.device) for weight in self.group.solid)
+        self._bindings = [flat, Bindings(self.group.solid, moved)]
+        for bindings in self._bindings:
+            bind(bindings)
 
     def offload(self) -> None:
-        """Unbind, and return once nothing on the device reads the memory any more."""
-        unbind(self._bindings)
-        unbind(self._solid)
-        self._backend.settle(self._event)
-        self._backend.settle(self._backend.mark())
+        """Unbind, and return once nothing on the device reads or writes the memory any more."""
+        while self._bindings:
+            unbind(self._bindings.pop())
+        if self._shipment is not None:
+            # An error is whoever began this one's to hear of; here it only must be over.
+            if self._shipment.exception() is None:
+                self._backend.settle(self._shipment.result())
+            self._shipment = None
+            self._backend.settle(self._backend.mark())
+        self._memory = None
 
 
 def move_buffers(root: nn.Module, device: torch.device) -> None:

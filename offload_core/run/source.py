@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ..device import CopyPiece
-from ..host import FileMapping, LockedRange, LockRefused, PageLocker
+from ..host import LockedRange, LockRefused, PageLocker, host_limits
 from ..plan import Piece
 from ..values import StateError
-from .weights import WeightGroup
+from .weights import PageRun, WeightGroup
+
+_HEADROOM = 2
+"""Read ahead only while the host has this many times the bytes free: pages that push others of the
+same file out of the cache are read twice."""
 
 
 class LayerSource:
@@ -29,47 +33,110 @@ class LayerSource:
         self.name = group.name
         self.file = _file_name(group)
         self.lock_refusal: str | None = None
-        self.wants_lock = False
-        self._pieces = group.layout.pieces
         self._weights = tuple(weight for weight in group.weights if weight.extent.size_bytes)
         # Not the parameters themselves: ``param.data = other`` would let go of the bytes at the
         # addresses that are read here.
         self._keepalive = tuple(weight.home.detach() for weight in self._weights)
-        self._runs = _mapped_runs(group)
         self._locker = locker
-        self._locks: list[LockedRange] = []
-
-    @property
-    def lockable_bytes(self) -> int:
-        """Whole pages that are this layer's alone."""
-        return sum(size for _, _, size in self._runs)
+        self._locks: list[tuple[LockedRange, bool]] = []
+        self._wanted: list[PageRun] = []
+        self._is_due = False
 
     @property
     def locked_bytes(self) -> int:
-        """Bytes locked now."""
-        return sum(lock.size_bytes for lock in self._locks)
+        """Bytes of the file locked now."""
+        return sum(lock.size_bytes for lock, in_place in self._locks if in_place)
 
-    def copies_into(self, memory: torch.Tensor) -> list[CopyPiece]:
-        """The copies that fill ``memory`` (uint8, 1-d, at least the layout's size).
+    @property
+    def locked_copy_bytes(self) -> int:
+        """Bytes of copies in ordinary memory that are locked now."""
+        return sum(lock.size_bytes for lock, in_place in self._locks if not in_place)
+
+    def unlocked_bytes(self, part: WeightGroup) -> int:
+        """Bytes of ``part`` that no page lock covers now."""
+        return sum(
+            size
+            for piece in part.layout.pieces
+            for _, size, _, locked in self._cut(piece)
+            if not locked
+        )
+
+    def hold(self, part: WeightGroup | None, keep_larger: bool = False) -> None:
+        """Have the pages of ``part`` locked from its next shipment on; None releases all.
+
+        What is locked already and still wanted stays locked: locking again costs as much as it did.
+
+        Args:
+            keep_larger: keep also a lock that is wanted in part; the host budget must allow it.
+        """
+        self.lock_refusal = None  # another load may meet a kinder system
+        self._wanted = [] if part is None else list(part.runs)
+        kept = []
+        for lock, in_place in self._locks:
+            if any(_is_of_use(lock, run, keep_larger) for run in self._wanted):
+                kept.append((lock, in_place))
+            else:
+                lock.release()
+        self._locks = kept
+        self._is_due = bool(self._wanted)
+
+    def release_locks(self) -> None:
+        """Unlock everything, and lock nothing more."""
+        self.hold(None)
+
+    def take_locks(self) -> None:
+        """Take the locks that are due, ahead of the shipment that would.
+
+        Not of a file that is still on the disk: locking would read it, and whatever is needed
+        first would wait behind.
+        """
+        if self._is_due and all(
+            run.mapping is None
+            or run.mapping.is_cached(run.address - run.mapping.base_address, run.size_bytes)
+            for run in self._wanted
+        ):
+            self.lock_refusal = self._lock_all()
+            self._is_due = False
+
+    def copies_into(
+        self, memory: torch.Tensor, part: WeightGroup, lock: bool = True
+    ) -> list[CopyPiece]:
+        """The copies that fill ``memory`` (uint8, 1-d, at least the part's layout).
 
         Takes the page locks first if they are wanted and due. A refused lock is remembered in
         ``lock_refusal`` and not tried again.
 
+        Args:
+            lock: whether this is the shipment that takes the locks.
         Raises: StateError if a weight was given other memory: its old values would come silently.
         """
         self._check_homes()
-        if self.wants_lock and not self._locks and self.lock_refusal is None:
+        self.read_ahead(part)
+        if lock and self._is_due:
             self.lock_refusal = self._lock_all()
+            self._is_due = False
         return [
             CopyPiece(memory[offset : offset + size], self._bytes(address, size), locked)
-            for piece in self._pieces
+            for piece in part.layout.pieces
             for address, size, offset, locked in self._cut(piece)
         ]
 
-    def release_locks(self) -> None:
-        """Unlock everything."""
-        while self._locks:
-            self._locks.pop().release()
+    def read_ahead(self, part: WeightGroup) -> None:
+        """Have the system read what is not in its cache, in the order of the file.
+
+        Otherwise it would be read a few pages at a time as they are touched. Threads: any.
+        """
+        if self._locks:
+            return  # in memory, and kept there
+        for run in part.runs:
+            mapping = run.mapping
+            if mapping is None:
+                continue
+            offset = run.address - mapping.base_address
+            if mapping.is_cached(offset, run.size_bytes):
+                continue
+            if host_limits().available_bytes > _HEADROOM * run.size_bytes:
+                mapping.advise(offset, run.size_bytes)
 
     def _check_homes(self) -> None:
         for weight in self._weights:
@@ -80,20 +147,21 @@ class LayerSource:
                 )
 
     def _lock_all(self) -> str | None:
-        for mapping, address, size in self._runs:
-            if not size:
-                continue
-            locked = self._locker.lock(address, size, mapping.owner, f"layer {self.name}")
-            if isinstance(locked, LockRefused):
-                self.release_locks()
-                return locked.reason
-            self._locks.append(locked)
+        held = [lock for lock, _ in self._locks]
+        for run in self._wanted:
+            for address, size in _gaps(run, held):
+                locked = self._locker.lock(address, size, run.owner, f"layer {self.name}", run.kind)
+                if isinstance(locked, LockRefused):
+                    while self._locks:
+                        self._locks.pop()[0].release()
+                    return locked.reason
+                self._locks.append((locked, run.mapping is not None))
         return None
 
     def _cut(self, piece: Piece) -> list[tuple[int, int, int, bool]]:
         """(address, size, offset, locked) of each part of ``piece`` that is locked alike."""
         borders = {piece.address, piece.address + piece.size_bytes}
-        for lock in self._locks:
+        for lock, _ in self._locks:
             borders.update((lock.address, lock.address + lock.size_bytes))
         inside = sorted(
             b for b in borders if piece.address <= b <= piece.address + piece.size_bytes
@@ -104,7 +172,9 @@ class LayerSource:
         ]
 
     def _is_locked(self, address: int) -> bool:
-        return any(lock.address <= address < lock.address + lock.size_bytes for lock in self._locks)
+        return any(
+            lock.address <= address < lock.address + lock.size_bytes for lock, _ in self._locks
+        )
 
     def _bytes(self, address: int, size: int) -> torch.Tensor:
         # A piece may span several tensors, each a storage of its own, so the view is made from
@@ -114,22 +184,25 @@ class LayerSource:
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-def _mapped_runs(group: WeightGroup) -> list[tuple[FileMapping, int, int]]:
-    """(mapping, address, size) of the whole pages inside each contiguous run of file bytes."""
-    spans: list[tuple[FileMapping, int, int]] = []
-    mapped = [w for w in group.weights if w.mapping is not None and w.extent.size_bytes]
-    for weight in sorted(mapped, key=lambda w: w.extent.address):
-        assert weight.mapping is not None
-        start, end = weight.extent.address, weight.extent.address + weight.extent.size_bytes
-        if spans and spans[-1][0] is weight.mapping and spans[-1][2] >= start:
-            spans[-1] = (weight.mapping, spans[-1][1], max(end, spans[-1][2]))
-        else:
-            spans.append((weight.mapping, start, end))
-    runs = []
-    for mapping, start, end in spans:
-        address, size = mapping.lockable_range(start - mapping.base_address, end - start)
-        runs.append((mapping, address, size))
-    return runs
+def _is_of_use(lock: LockedRange, run: PageRun, in_part: bool) -> bool:
+    start, end = lock.address, lock.address + lock.size_bytes
+    run_end = run.address + run.size_bytes
+    if in_part:
+        return start < run_end and run.address < end
+    return run.address <= start and end <= run_end
+
+
+def _gaps(run: PageRun, held: Sequence[LockedRange]) -> Iterator[tuple[int, int]]:
+    """(address, size) of what of ``run`` no lock covers yet."""
+    start, end = run.address, run.address + run.size_bytes
+    for lock in sorted(held, key=lambda lock: lock.address):
+        if lock.address >= end or lock.address + lock.size_bytes <= start:
+            continue
+        if lock.address > start:
+            yield start, lock.address - start
+        start = max(start, lock.address + lock.size_bytes)
+    if start < end:
+        yield start, end - start
 
 
 def _file_name(group: WeightGroup) -> str:

@@ -7,14 +7,15 @@ on the device and nobody waits on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..device import POISON, DeviceBackend, DeviceEvent
-from ..values import LAYER_MOVES, LayerState, StateError, TrafficRecord, TransferError
+from ..values import LAYER_MOVES, EngineConfig, LayerState, StateError, TrafficRecord, TransferError
 from .binder import Bindings, bind, make_bindings, unbind
+from .checking import check_arrival
 from .courier import Courier, Order
 from .source import LayerSource
 from .weights import WeightGroup
@@ -48,23 +49,23 @@ class LayerStream:
 
     def __init__(
         self,
-        groups: Sequence[WeightGroup],
+        layers: int,
         sources: Sequence[LayerSource],
         backend: DeviceBackend,
         courier: Courier,
-        poll_seconds: float,
-        poison: bool = False,
+        config: EngineConfig,
     ) -> None:
-        self.states = [LayerState.ABSENT] * len(groups)
+        self.states = [LayerState.ABSENT] * layers
         self.traffic = TrafficRecord()
         self.interrupt: Callable[[], None] | None = None
-        self._groups = groups
         self._sources = sources
         self._backend = backend
         self._courier = courier
-        self._poll_seconds = poll_seconds
-        self._poison = poison
+        self._poll_seconds = config.interrupt_poll_seconds
+        self._poison = config.switches.poison
+        self._self_check = config.switches.self_check
         self._slots: list[Slot] = []
+        self._parts: Mapping[int, WeightGroup] = {}
         self._streamed: tuple[int, ...] = ()
         self._successor: dict[int, int] = {}
         self._last: int | None = None
@@ -74,11 +75,19 @@ class LayerStream:
         """Device bytes of all slots."""
         return sum(slot.memory.numel() for slot in self._slots)
 
-    def open(self, streamed: Sequence[int], memories: Sequence[torch.Tensor]) -> None:
-        """Stream these layers through these buffers, each large enough for any of them."""
+    def streams(self, index: int) -> bool:
+        """Whether a part of layer ``index`` comes anew each pass."""
+        return index in self._parts
+
+    def open(self, parts: Mapping[int, WeightGroup], memories: Sequence[torch.Tensor]) -> None:
+        """Stream these parts of layers through these buffers, each large enough for any of them."""
         assert not self._slots, "close first"
         self._slots = [Slot(memory) for memory in memories]
-        self._streamed = tuple(streamed)
+        for slot in self._slots:
+            # The memory may have been somebody's until now, whose work is still to be done.
+            slot.released = self._backend.mark()
+        self._parts = dict(parts)
+        self._streamed = tuple(sorted(parts))
         self._successor.clear()  # may name layers that no longer stream
         self._last = None
 
@@ -91,11 +100,13 @@ class LayerStream:
                 self._backend.settle(slot.released)
             slot.bindings.clear()
         self._slots = []
+        self._parts = {}
         self._streamed = ()
 
     def settle_orders(self) -> None:
         """Wait until no order is out. Raises: StateError if the courier is stuck; all is kept."""
         self._call_off()
+        self._courier.rest()
         for slot in self._slots:
             order = slot.order
             if order is not None and not order.finished.wait(self._courier.patience_seconds):
@@ -157,23 +168,30 @@ class LayerStream:
                 # An interrupt leaves the order running and its slot filling: the copy may still
                 # be under way, and the layer is what the next run begins with anyway.
                 event = slot.order.collect(self.interrupt, self._poll_seconds)
+                self._backend.wait(event)
+                self._backend.recode(self._parts[index].recodes(slot.memory))
+                if self._self_check:
+                    check_arrival(self._parts[index], slot.memory)
             except TransferError:
                 self._free(slot)
                 raise
-            self._backend.wait(event)
             self._move(index, LayerState.READY)
         if index not in slot.bindings:
-            slot.bindings[index] = make_bindings(self._groups[index], slot.memory)
+            slot.bindings[index] = make_bindings(self._parts[index], slot.memory)
         bind(slot.bindings[index])
         self._move(index, LayerState.IN_USE)
 
     def _ship(self, index: int, slot: Slot) -> None:
-        group = self._groups[index]
-        order = Order(self._sources[index], slot.memory[: group.layout.size_bytes], slot.released)
+        part = self._parts[index]
+        memory = slot.memory[: part.layout.size_bytes]
+        ahead = self._expected(index, 1)
+        order = Order(self._sources[index], part, memory, slot.released)
+        if ahead and ahead[0] != index and not self._slot_of(ahead[0]):
+            order.ahead = (self._sources[ahead[0]], self._parts[ahead[0]])
         self._courier.ship(order)
         slot.layer, slot.order, slot.released, slot.left_over = index, order, None, False
         self._move(index, LayerState.LOADING)
-        self._count(layers_shipped=1, shipped_bytes=group.size_bytes)
+        self._count(layers_shipped=1, shipped_bytes=part.size_bytes)
 
     def _free(self, slot: Slot) -> None:
         assert slot.layer is not None

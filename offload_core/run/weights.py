@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
 
-from ..host import FileMapping
-from ..plan import BlockList, BufferLayout, Extent, lay_out
-from ..values import ConfigError
+from ..device import Recode
+from ..host import PAGE_BYTES, FileMapping, MemoryKind, memory_kind
+from ..plan import ALIGNMENT, BlockList, BufferLayout, Extent, lay_out
+from ..values import ConfigError, align_down, align_up
 
 BASE_NAME = "(outside the blocks)"
 """The name under which the status shows what belongs to no single layer."""
@@ -32,7 +34,8 @@ class Weight:
     """One parameter object, all the places that hold it, and where its bytes are at rest.
 
     ``home`` is the host's own Parameter, put back whenever the weight is not on the device.
-    ``refusal`` says why the weight cannot travel as flat bytes, or is empty.
+    ``refusal`` says why the weight cannot travel as flat bytes, or is empty. ``device_dtype`` is
+    what it is on the device: its own, or another of that size that it is rounded to on arrival.
     """
 
     name: str
@@ -41,22 +44,44 @@ class Weight:
     extent: Extent
     mapping: FileMapping | None
     refusal: str
+    device_dtype: torch.dtype
 
     def device_view(self, memory: torch.Tensor, offset: int) -> nn.Parameter:
         """The weight over ``memory`` (uint8, 1-d) at ``offset``, with its own shape and strides."""
         home = self.home
         if self.extent.size_bytes == 0:
-            view = torch.empty(home.shape, dtype=home.dtype, device=memory.device)
+            view = torch.empty(home.shape, dtype=self.device_dtype, device=memory.device)
         else:
-            flat = memory[offset : offset + self.extent.size_bytes].view(home.dtype)
+            flat = memory[offset : offset + self.extent.size_bytes].view(self.device_dtype)
             view = flat.as_strided(home.shape, home.stride())
         return nn.Parameter(view, requires_grad=False)
 
 
+@dataclass(frozen=True)
+class PageRun:
+    """Whole pages that hold weights of one layer alone, and what keeps them in memory.
+
+    ``mapping`` is None for a copy in ordinary memory.
+    """
+
+    address: int
+    size_bytes: int
+    owner: object
+    mapping: FileMapping | None
+
+    @property
+    def kind(self) -> MemoryKind:
+        """As the kernel says."""
+        if self.mapping is not None:
+            return self.mapping.kind
+        return memory_kind(self.address, self.size_bytes)
+
+
 @dataclass(eq=False)
 class WeightGroup:
-    """What travels together: the weights of one layer, or all that belong to none.
+    """What travels together: the weights of one layer or a part of it, or all that belong to none.
 
+    ``weights`` are in the order of their host addresses, so that a run of them is a run of bytes.
     ``solid`` weights (quantised wrappers and the like) move as whole objects and stay resident.
     """
 
@@ -66,6 +91,38 @@ class WeightGroup:
     layout: BufferLayout
     solid: tuple[Weight, ...] = ()
     notes: list[str] = field(default_factory=list)
+
+    def part(self, indices: Sequence[int]) -> WeightGroup:
+        """The weights at ``indices`` (places in ``weights``) as a group with its own layout."""
+        weights = tuple(self.weights[index] for index in indices)
+        return WeightGroup(self.name, self.module, weights, lay_out([w.extent for w in weights]))
+
+    def recodes(self, memory: torch.Tensor) -> list[Recode]:
+        """What is to be rounded in ``memory`` (uint8, 1-d) once the bytes are there."""
+        return [Recode(memory[a:b], stored, used) for a, b, stored, used in self._recode_spans]
+
+    @cached_property
+    def _recode_spans(self) -> list[tuple[int, int, torch.dtype, torch.dtype]]:
+        """Neighbours that are rounded alike share a span, and one kernel."""
+        spans: list[tuple[int, int, torch.dtype, torch.dtype]] = []
+        placed = zip(self.layout.offsets, self.weights, strict=True)
+        for offset, weight in sorted(placed, key=lambda pair: pair[0]):
+            stored, used = weight.home.dtype, weight.device_dtype
+            if stored == used or not weight.extent.size_bytes:
+                continue
+            end = offset + weight.extent.size_bytes
+            last = spans[-1] if spans else None
+            # What lies between two is padding if it is less than one alignment.
+            if last is not None and last[2:] == (stored, used) and offset - last[1] < ALIGNMENT:
+                spans[-1] = (last[0], end, stored, used)
+            else:
+                spans.append((offset, end, stored, used))
+        return spans
+
+    @cached_property
+    def runs(self) -> tuple[PageRun, ...]:
+        """The whole pages inside each contiguous run of file bytes, and inside each copy."""
+        return tuple(run for run in _page_runs(self.weights) if run.size_bytes)
 
     @property
     def solid_bytes(self) -> int:
@@ -102,7 +159,10 @@ class Inventory:
 
 
 def take_inventory(
-    root: nn.Module, block_lists: Sequence[BlockList], mappings: Sequence[FileMapping]
+    root: nn.Module,
+    block_lists: Sequence[BlockList],
+    mappings: Sequence[FileMapping],
+    device_dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Inventory:
     """Find every parameter, its owner and its home.
 
@@ -120,7 +180,8 @@ def take_inventory(
         if id(parameter) in found:
             found[id(parameter)].sites.append(site)
         else:
-            found[id(parameter)] = _weight(name, site, parameter, mappings)
+            used = (device_dtypes or {}).get(name, parameter.dtype)
+            found[id(parameter)] = _weight(name, site, parameter, mappings, used)
         held_by = owners.get(id(site.module), {None})
         holders.setdefault(id(parameter), set()).update(held_by)
     members: dict[int | None, list[Weight]] = {}
@@ -161,20 +222,32 @@ def _parameters(root: nn.Module) -> Iterator[tuple[str, Site, nn.Parameter]]:
 
 
 def _weight(
-    name: str, site: Site, parameter: nn.Parameter, mappings: Sequence[FileMapping]
+    name: str,
+    site: Site,
+    parameter: nn.Parameter,
+    mappings: Sequence[FileMapping],
+    used: torch.dtype,
 ) -> Weight:
     if parameter.device.type == "meta":
         raise ConfigError(f"weight {name} has no data (it is on the meta device); load it first")
     refusal = _refusal(parameter)
     if refusal:
-        return Weight(name, parameter, [site], Extent(0, 0), None, refusal)
+        return Weight(name, parameter, [site], Extent(0, 0), None, refusal, parameter.dtype)
     if parameter.device.type != "cpu":
         raise ConfigError(
             f"weight {name} is on {parameter.device}; move the model to the CPU first"
         )
     address = parameter.data_ptr()
     mapping = next((m for m in mappings if m.holds(address)), None)
-    return Weight(name, parameter, [site], Extent(address, _span_bytes(parameter)), mapping, "")
+    extent = Extent(address, _span_bytes(parameter))
+    used = used if _is_recodable(parameter.dtype, used) else parameter.dtype
+    return Weight(name, parameter, [site], extent, mapping, "", used)
+
+
+def _is_recodable(stored: torch.dtype, used: torch.dtype) -> bool:
+    # Elements of 2 bytes and more: of the 8-bit floats torch converts only some into each other.
+    same = stored.itemsize == used.itemsize > 1
+    return same and stored.is_floating_point and used.is_floating_point
 
 
 def _refusal(parameter: nn.Parameter) -> str:
@@ -200,7 +273,25 @@ def _span_bytes(parameter: nn.Parameter) -> int:
     return (last + 1) * parameter.element_size()
 
 
+def _page_runs(weights: Sequence[Weight]) -> Iterator[PageRun]:
+    spans: list[tuple[FileMapping, int, int]] = []
+    for weight in weights:
+        start, end = weight.extent.address, weight.extent.address + weight.extent.size_bytes
+        if weight.mapping is None:
+            first = align_up(start, PAGE_BYTES)
+            size = max(0, align_down(end, PAGE_BYTES) - first)
+            yield PageRun(first, size, weight.home.detach(), None)
+        elif spans and spans[-1][0] is weight.mapping and spans[-1][2] >= start:
+            spans[-1] = (weight.mapping, spans[-1][1], max(end, spans[-1][2]))
+        elif end > start:
+            spans.append((weight.mapping, start, end))
+    for mapping, start, end in spans:
+        address, size = mapping.lockable_range(start - mapping.base_address, end - start)
+        yield PageRun(address, size, mapping.owner, mapping)
+
+
 def _group(name: str, module: nn.Module | None, weights: Sequence[Weight]) -> WeightGroup:
-    flat = tuple(weight for weight in weights if not weight.refusal)
+    movable = (weight for weight in weights if not weight.refusal)
+    flat = tuple(sorted(movable, key=lambda weight: weight.extent.address))
     solid = tuple(weight for weight in weights if weight.refusal)
     return WeightGroup(name, module, flat, lay_out([w.extent for w in flat]), solid)

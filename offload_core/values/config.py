@@ -21,6 +21,8 @@ class Budget:
 
     device_bytes: int | None = None
     host_bytes: int | None = None
+    shared: bool = False
+    """The figures are for all models together that are loaded with such a budget."""
 
     def __post_init__(self) -> None:
         for name, value in (("device", self.device_bytes), ("host", self.host_bytes)):
@@ -37,6 +39,7 @@ class Switches:
     courier: bool = True
     in_place: bool = True
     poison: bool = False
+    self_check: bool = False
     pretend_device_bytes: int | None = None
     pretend_host_bytes: int | None = None
     notes: tuple[str, ...] = field(default=())
@@ -49,6 +52,9 @@ class EngineConfig:
 
     slots: int = 2
     """Reusable device buffers. One is enough to run; the second is what makes copies overlap."""
+    margin_bytes: int = 64 * MIB
+    """Kept free of the device budget beside the activations as measured: what a driver takes for
+    kernels and workspaces without saying so, and how far one pass differs from another."""
     interrupt_poll_seconds: float = 0.05
     """How often a wait for the courier asks whether the user cancelled. For people, not safety."""
     patience_seconds: float = 60.0
@@ -65,7 +71,7 @@ class EngineConfig:
 
 
 CHUNK_BYTES = 16 * MIB
-"""One page-locked staging chunk; 16 MiB was the best of four sizes (docs/engine.md, "Staging")."""
+"""One page-locked staging chunk (docs/engine.md, "Staging")."""
 
 
 def read_switches(environ: Mapping[str, str]) -> Switches:
@@ -92,12 +98,18 @@ def read_switches(environ: Mapping[str, str]) -> Switches:
         notes.append(f"{name}={text}: the {kind.lower()} is treated as that large (a test setting)")
     courier = environ.get("COURIER_THREAD", "1") != "0"
     in_place = environ.get("COURIER_IN_PLACE", "1") != "0"
+    self_check = environ.get("COURIER_SELF_CHECK") == "1"
     if not courier:
         notes.append("COURIER_THREAD=0: layers are copied by the compute thread, without overlap")
     if not in_place:
         notes.append("COURIER_IN_PLACE=0: no page of a checkpoint is locked")
+    if self_check:
+        notes.append(
+            "COURIER_SELF_CHECK=1: a sample of every weight is compared after each copy; slow"
+        )
     return Switches(
         courier=courier,
+        self_check=self_check,
         in_place=in_place,
         poison=testing and environ.get("COURIER_POISON") == "1",
         pretend_device_bytes=pretend["DEVICE"],

@@ -10,13 +10,18 @@ from .states import EngineState, LayerState, Placement
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One layer as it is now. ``size_bytes`` is what its weights occupy where they rest."""
+    """One layer as it is now. ``size_bytes`` is what its weights occupy where they rest.
+
+    ``resident_bytes`` of them are on the device all the time; ``placement`` says how the others
+    are held, and is RESIDENT when there are none.
+    """
 
     name: str
     size_bytes: int
+    resident_bytes: int
     placement: Placement
     in_place: bool
-    """The layer's own file pages are locked (only ever true of PINNED)."""
+    """The layer's own file pages are locked, as against pages of a copy; only true of PINNED."""
     reason: str
     """Why it is there, for people. Never empty."""
     state: LayerState
@@ -37,8 +42,11 @@ class MemoryRecord:
     device_peak_bytes: int
     activation_peak_bytes: int | None
     locked_bytes: int
+    """Pages of files, locked in place."""
     copied_bytes: int
+    """Weights in ordinary memory; ``locked_copy_bytes`` of them are page-locked."""
     staging_bytes: int
+    locked_copy_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:

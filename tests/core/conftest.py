@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +37,27 @@ class Block(nn.Module):
         return x + self.lin(self.norm(x)) * self.scale + self.shift
 
 
+class DeepBlock(Block):
+    """A block of ten weights, of which any number may stay on the device."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.more = nn.ModuleList(nn.Linear(dim, dim, bias=index > 2) for index in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        for linear in self.more:
+            x = x + linear(x) * 0.5
+        return x
+
+
 class TinyDit(nn.Module):
     """Embed, n blocks, final; ``order`` says which blocks run, as step caching does."""
 
-    def __init__(self, blocks: int, dim: int = DIM) -> None:
+    def __init__(self, blocks: int, dim: int = DIM, kind: type[Block] = Block) -> None:
         super().__init__()
         self.embed = nn.Linear(dim, dim)
-        self.blocks = nn.ModuleList(Block(dim) for _ in range(blocks))
+        self.blocks = nn.ModuleList(kind(dim) for _ in range(blocks))
         self.final = nn.Linear(dim, dim)
 
     def forward(self, x: torch.Tensor, order: Sequence[int] | None = None) -> torch.Tensor:
@@ -105,15 +121,17 @@ def mapped(save: Callable[..., Path]) -> Callable[..., FileMapping]:
 def make_tiny(save: Callable[..., Path], tmp_path: Path) -> Callable[..., Tiny]:
     """The same figures are the same model over the same file, through a mapping of its own."""
 
-    def make(blocks: int = 3, dim: int = DIM, seed: int = 0) -> Tiny:
+    def make(blocks: int = 3, dim: int = DIM, seed: int = 0, deep: bool = False) -> Tiny:
         torch.manual_seed(seed)
-        plain = TinyDit(blocks, dim).to(torch.bfloat16)
+        kind = DeepBlock if deep else Block
+        plain = TinyDit(blocks, dim, kind).to(torch.bfloat16)
         x = torch.randn(4, dim, dtype=torch.bfloat16)
-        path = tmp_path / f"tiny{blocks}-{dim}-{seed}.safetensors"
+        name = "deep" if deep else "tiny"
+        path = tmp_path / f"{name}{blocks}-{dim}-{seed}.safetensors"
         if not path.exists():
             save(plain, path.name)
         mapping = open_mapping(path)
-        module = TinyDit(blocks, dim).to(torch.bfloat16)
+        module = TinyDit(blocks, dim, kind).to(torch.bfloat16)
         load_over(module, mapping)
         return Tiny(plain, module, mapping, path, x)
 
@@ -152,11 +170,12 @@ def engine_over(poisoned: Callable[..., EngineConfig]) -> Iterator[Callable[...,
         backend: DeviceBackend | None = None,
         mappings: Sequence[FileMapping] | None = None,
         config: EngineConfig | None = None,
+        **more: Any,
     ) -> LayerEngine:
         backend = backend or FakeBackend()
         if isinstance(subject, Tiny):
             subject, mappings = subject.module, [subject.mapping]
-        engine = attach(subject, backend, mappings or (), config or poisoned())
+        engine = attach(subject, backend, mappings or (), config or poisoned(), **more)
         made.append((engine, backend))
         return engine
 
@@ -222,6 +241,31 @@ def budget_for() -> Callable[..., Budget]:
         return budgets[plan]
 
     return budget
+
+
+@pytest.fixture
+def share_of() -> Callable[..., int]:
+    """A device budget so many hundredths of the way from the smallest to everything."""
+
+    def share(engine: LayerEngine, hundredths: int) -> int:
+        smallest, whole = smallest_of(engine), engine.plan(Budget()).device_bytes
+        return smallest + (whole - smallest) * hundredths // 100
+
+    return share
+
+
+@pytest.fixture
+def await_freed() -> Callable[[FakeBackend], None]:
+    """Until nothing is allocated: the courier may be on its way back from its last order, with the
+    fake's event of it in hand. Nothing here is timed; what is never freed fails."""
+
+    def wait(fake: FakeBackend) -> None:
+        deadline = time.monotonic() + 60
+        while fake.allocated_bytes and time.monotonic() < deadline:
+            os.sched_yield()
+        assert fake.allocated_bytes == 0
+
+    return wait
 
 
 @dataclass

@@ -24,7 +24,8 @@ STATUS: dict[str, Any] = {
             "bytes": {"resident": 2**20, "mapped": 2**21},
             "layers": [
                 {"name": "blocks.0", "bytes": 2**20, "placement": "resident", "reason": "fits"},
-                {"name": "blocks.1", "bytes": 2**21, "placement": "mapped", "in_place": True},
+                {"name": "blocks.1", "bytes": 2**21, "placement": "mapped", "in_place": True}
+                | {"resident_bytes": 2**16},
             ],
         }
     ],
@@ -35,8 +36,8 @@ def test_report_shows_every_layer_and_the_peaks() -> None:
     lines = report(STATUS)
     text = "\n".join(lines)
     assert "wan: awake, 1 resident (1.0 MiB), 1 mapped (2.0 MiB)" in lines
-    assert "blocks.0  1,048,576  resident   -         fits" in text
-    assert "blocks.1  2,097,152  mapped     yes" in text
+    assert "blocks.0  1,048,576         0  resident   -         fits" in text
+    assert "blocks.1  2,097,152    65,536  mapped     yes" in text
     assert "device, peak       4.0 MiB   3.0 MiB" in text
     assert "host, page-locked     none   1.0 MiB" in text
 

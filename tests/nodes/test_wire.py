@@ -50,6 +50,7 @@ def _model(service: Any, values: Any, layers: list[Any], more: dict[str, Any]) -
         values.LayerRecord(
             name=name,
             size_bytes=size,
+            resident_bytes=size if placement == "resident" else more.get("in_part", 0),
             placement=values.Placement(placement),
             in_place=in_place,
             reason=f"why {placement}",
@@ -107,6 +108,7 @@ def test_status_has_exactly_the_agreed_shape(wire: Any, make_record: MakeRecord)
             "activation_peak_bytes": None,
             "host_locked_bytes": 5 * MIB,
             "host_copied_bytes": 6,
+            "host_locked_copy_bytes": 0,
             "host_staging_bytes": 7,
         },
         "counts": {"resident": 1, "pinned": 1, "mapped": 0, "pageable": 0},
@@ -125,6 +127,7 @@ def test_status_has_exactly_the_agreed_shape(wire: Any, make_record: MakeRecord)
     assert layers[1] == {
         "name": "blocks.1",
         "bytes": 512 << 10,
+        "resident_bytes": 0,
         "placement": "pinned",
         "in_place": True,
         "reason": "why pinned",
@@ -187,12 +190,12 @@ def test_table_shows_machine_budgets_and_every_layer(wire: Any, make_record: Mak
         "  host: copied                           6 B",
         "  host: staging                          7 B",
         "",
-        "  layer                               size  placement         why",
-        "  blocks.0                      512.00 KiB  resident          why resident",
-        "  blocks.1 - 2 (2 layers)  512.00 KiB each  pinned, in place  why pinned",
-        "  blocks.3                      256.00 KiB  pinned, in place  why pinned",
-        "  blocks.4                      512.00 KiB  mapped            why mapped",
-        "  blocks.5                      512.00 KiB  pageable          why pageable",
+        "  layer                               size  resident  placement         why",
+        "  blocks.0                      512.00 KiB      100%  resident          why resident",
+        "  blocks.1 - 2 (2 layers)  512.00 KiB each        0%  pinned, in place  why pinned",
+        "  blocks.3                      256.00 KiB        0%  pinned, in place  why pinned",
+        "  blocks.4                      512.00 KiB        0%  mapped            why mapped",
+        "  blocks.5                      512.00 KiB        0%  pageable          why pageable",
     ]
 
 
@@ -204,8 +207,22 @@ def test_neighbours_of_two_lists_keep_both_names(wire: Any, make_record: MakeRec
 def test_forty_alike_layers_take_one_line(wire: Any, make_record: MakeRecord) -> None:
     layers = [(f"blocks.{index}", 670 * MIB, "mapped", False) for index in range(40)]
     text = wire.status_text(make_record(layers))
-    assert "  blocks.0 - 39 (40 layers)  670.00 MiB each  mapped     why mapped" in text
+    assert "  blocks.0 - 39 (40 layers)  670.00 MiB each        0%  mapped     why mapped" in text
     assert text.count("blocks.") == 1
+
+
+def test_a_layer_that_streams_in_part_counts_with_each_part_where_it_rests(
+    wire: Any, make_record: MakeRecord
+) -> None:
+    layers = [(f"blocks.{index}", 4 * MIB, "pinned", True) for index in range(2)]
+    record = make_record(layers, in_part=MIB)
+    model = wire.status_json(record)["models"][0]
+    assert model["counts"]["pinned"] == 2
+    assert model["bytes"] == {"resident": 2 * MIB, "pinned": 6 * MIB, "mapped": 0, "pageable": 0}
+    assert [layer["resident_bytes"] for layer in model["layers"]] == [MIB, MIB]
+    text = wire.status_text(record)
+    assert "2 pinned (6.00 MiB), 2.00 MiB of what streams stays on the device" in text
+    assert "4.00 MiB each       25%  pinned, in place" in text
 
 
 def test_without_models_the_table_says_so(wire: Any, make_record: MakeRecord) -> None:

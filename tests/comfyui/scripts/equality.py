@@ -67,6 +67,8 @@ def expect_placement(name: str, model: Any) -> None:
     }.get(name)
     if wanted is None:
         check(f"{name}: several placements, {sorted(found)}", len(found) > 1)
+        in_part = [r for r in layers if 0 < r.resident_bytes < r.size_bytes]
+        check(f"{name}: {len(in_part)} layers stream in part", bool(in_part))
     elif KEY == "sd15":
         # Its layers are of many sizes: a small one may fit where a large one streams.
         check(f"{name}: {sorted(wanted)} among {sorted(found)}", wanted <= found)

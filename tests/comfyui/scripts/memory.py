@@ -159,7 +159,10 @@ def placement(name: str, budget: Any, want: torch.Tensor) -> None:
         "mapped": ["mapped"],
         "smallest": ["mapped"],
     }
-    check(f"placement {name}: {found}", found == wanted.get(name, ["mapped", "pinned", "resident"]))
+    check(f"placement {name}: {found}", found == wanted.get(name, ["mapped", "pinned"]))
+    in_part = sum(0 < r.resident_bytes < r.size_bytes for r in records.values())
+    if name not in ("pinned", "mapped"):
+        check(f"placement {name}: {in_part} in part", bool(in_part) == (name == "mixed"))
     grown = locked_bytes() - locked
     told = snapshot.memory.locked_bytes
     check(f"placement {name}: VmLck grew by {grown}, told {told}", grown == told)
@@ -176,15 +179,18 @@ def placement(name: str, budget: Any, want: torch.Tensor) -> None:
 
 
 def lies_where_told(model: Any, name: str, record: Any, lines: list[Any]) -> bool:
-    resident = record.placement.value == "resident"
+    on_device = 0
     for parameter in model.model.get_submodule(name).parameters():
         pointer = parameter.data_ptr()
         line = next(line for line in lines if line.start <= pointer < line.end)
-        if resident and (line.inode or "w" not in line.perms):
+        if not line.inode and "w" in line.perms:
+            on_device += parameter.nelement() * parameter.element_size()
+        elif not line.path.endswith(FILE.name) or line.perms != "r--s":
             return False
-        if not resident and (not line.path.endswith(FILE.name) or line.perms != "r--s"):
-            return False
-    return bool(record.reason)
+    whole = record.placement.value == "resident"
+    if whole != (on_device == record.size_bytes):
+        return False
+    return on_device == record.resident_bytes and bool(record.reason)
 
 
 def loras_cost_nothing(budget: Any) -> None:

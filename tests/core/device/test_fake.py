@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offload_core.device import POISON, CopyPiece, FakeBackend
+from offload_core.device import POISON, CopyPiece, FakeBackend, Recode
+from offload_core.host import MemoryKind
 from offload_core.values import DeviceMemoryError
 
 
@@ -27,7 +28,7 @@ def test_a_copy_moves_nothing_until_it_is_told_or_waited_for() -> None:
     fake = FakeBackend()
     one, other = fake.allocate(256), fake.allocate(256)
     fake.ship([piece(one)], None)
-    second = fake.ship([piece(other, 8)], None)
+    second = fake.ship([piece(other, 8)], None).result(0)
     assert fake.pending == 2
     assert int(one[0]) == POISON
     assert fake.complete(1) == 1
@@ -41,7 +42,7 @@ def test_waiting_for_a_later_copy_does_the_earlier_ones_first() -> None:
     fake = FakeBackend()
     memory = fake.allocate(256)
     fake.ship([piece(memory, 1)], None)
-    fake.wait(fake.ship([piece(memory, 2)], None))
+    fake.wait(fake.ship([piece(memory, 2)], None).result(0))
     assert int(memory[0]) == 2
 
 
@@ -61,7 +62,7 @@ def test_memory_is_poisoned_when_its_last_reference_goes() -> None:
 def test_overwriting_memory_in_use_is_a_violation() -> None:
     fake = FakeBackend()
     memory = fake.allocate(256)
-    fake.wait(fake.ship([piece(memory)], None))
+    fake.wait(fake.ship([piece(memory)], None).result(0))
     fake.ship([piece(memory)], None)
     assert fake.violations == ["a copy into memory that is in use"]
 
@@ -69,9 +70,9 @@ def test_overwriting_memory_in_use_is_a_violation() -> None:
 def test_overwriting_before_the_last_reader_is_a_violation_and_behind_it_is_not() -> None:
     fake = FakeBackend()
     memory = fake.allocate(256)
-    fake.wait(fake.ship([piece(memory)], None))
+    fake.wait(fake.ship([piece(memory)], None).result(0))
     early = fake.mark()
-    fake.wait(fake.ship([piece(memory)], early))
+    fake.wait(fake.ship([piece(memory)], early).result(0))
     reader = fake.mark()
     assert fake.violations == []
     fake.ship([piece(memory)], early)
@@ -83,7 +84,7 @@ def test_freeing_memory_that_is_read_is_a_violation_and_after_its_event_is_not()
     fake = FakeBackend()
     for settled in (True, False):
         memory = fake.allocate(256)
-        fake.wait(fake.ship([piece(memory)], None))
+        fake.wait(fake.ship([piece(memory)], None).result(0))
         reader = fake.mark()
         if settled:
             fake.settle(reader)
@@ -94,7 +95,7 @@ def test_freeing_memory_that_is_read_is_a_violation_and_after_its_event_is_not()
 def test_settling_a_later_mark_passes_the_earlier_ones() -> None:
     fake = FakeBackend()
     memory = fake.allocate(256)
-    fake.wait(fake.ship([piece(memory)], None))
+    fake.wait(fake.ship([piece(memory)], None).result(0))
     fake.mark()
     fake.settle(fake.mark())
     del memory
@@ -122,12 +123,36 @@ def test_the_capacity_and_a_told_failure_refuse_with_the_bytes() -> None:
 
 def test_the_locker_refuses_what_it_was_told_and_what_is_locked() -> None:
     locker = FakeBackend().locker
-    assert locker.lock(4096, 4096) is None
-    assert locker.lock(4096, 4096) == "the range is locked already"
+    kind = MemoryKind.SHARED_READ_ONLY
+    assert locker.lock(4096, 4096, kind) is None
+    assert locker.lock(4096, 4096, kind) == "the range is locked already"
     locker.refuse_after = 1
-    assert locker.lock(8192, 4096) == "the fake system has no page locks left"
+    assert locker.lock(8192, 4096, kind) == "the fake system has no page locks left"
     locker.unlock(4096, 4096)
     assert locker.peak_bytes == 4096
+
+
+def test_numbers_are_rounded_on_the_compute_side_and_lie_there_for_its_work() -> None:
+    fake = FakeBackend()
+    memory = fake.allocate(512)
+    values = torch.randn(256).bfloat16()
+    copy = CopyPiece(memory, values.view(torch.uint8), False)
+    fake.wait(fake.ship([copy], None).result(0))
+    fake.recode([Recode(memory, torch.bfloat16, torch.float16)])
+    assert torch.equal(memory.view(torch.float16), values.to(torch.float16))
+    fake.settle(fake.mark())
+    assert fake.violations == []
+
+
+def test_what_a_run_takes_and_what_is_refused_are_a_tests_to_say() -> None:
+    fake = FakeBackend()
+    fake.start_activation_peak()
+    assert fake.activation_peak_bytes() is None
+    fake.activations_bytes = 12
+    assert fake.activation_peak_bytes() == 12
+    assert fake.is_out_of_memory(DeviceMemoryError("full", 1))
+    assert not fake.is_out_of_memory(MemoryError())
+    assert (fake.staging_bytes, fake.staging_unit_bytes, fake.footprint.of(7)) == (0, 1, 7)
 
 
 def test_a_piece_of_another_shape_is_refused_and_never_broadcast() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +20,12 @@ from offload_core.host import (
     HostLedger,
     LockedRange,
     LockRefused,
+    MemoryKind,
     MlockBackend,
     PageLocker,
     maps_lines,
     maps_lookup,
+    memory_kind,
     open_mapping,
     process_memory,
 )
@@ -30,19 +35,23 @@ RunPython = Callable[..., subprocess.CompletedProcess[bytes]]
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc/self/status")
 
+FILE = MemoryKind.SHARED_READ_ONLY
+
 
 @dataclass
 class FakeBackend:
     """Locks nothing, remembers everything, and asks the test at the moment of each call."""
 
     held: dict[int, int] = field(default_factory=dict)
+    kinds: list[MemoryKind] = field(default_factory=list)
     refuse_after: int | None = None
     on_lock: Callable[[int], None] = lambda address: None
     on_unlock: Callable[[int], None] = lambda address: None
 
-    def lock(self, address: int, size_bytes: int) -> str | None:
+    def lock(self, address: int, size_bytes: int, kind: MemoryKind) -> str | None:
         self.on_lock(address)
         assert address not in self.held
+        self.kinds.append(kind)
         if self.refuse_after is not None and len(self.held) >= self.refuse_after:
             return "the driver has no more"
         self.held[address] = size_bytes
@@ -71,7 +80,7 @@ def ask(
     locker: PageLocker, mapping: FileMapping, page: int, pages: int = 1
 ) -> LockedRange | LockRefused:
     address, size = mapping.lockable_range(page * PAGE_BYTES, pages * PAGE_BYTES)
-    return locker.lock(address, size, mapping.owner, f"layer {page}")
+    return locker.lock(address, size, mapping.owner, f"layer {page}", FILE)
 
 
 def kernel_locked() -> int:
@@ -205,12 +214,13 @@ def test_part_of_a_page_is_never_locked(mapping: FileMapping, shift: int, size: 
     address, _ = mapping.lockable_range(0, PAGE_BYTES)
     locker = PageLocker(FakeBackend(), HostLedger(MIB))
     with pytest.raises(StateError, match="are not whole pages"):
-        locker.lock(address + shift, size, mapping.owner, "layer 0")
+        locker.lock(address + shift, size, mapping.owner, "layer 0", FILE)
 
 
 def test_a_layer_within_one_page_is_refused_with_a_reason(mapping: FileMapping) -> None:
     address, size = mapping.lockable_range(1, 10)
-    refused = PageLocker(FakeBackend(), HostLedger(MIB)).lock(address, size, mapping, "layer 0")
+    locker = PageLocker(FakeBackend(), HostLedger(MIB))
+    refused = locker.lock(address, size, mapping, "layer 0", FILE)
     assert refused == LockRefused("layer 0 fills no whole page")
 
 
@@ -305,6 +315,66 @@ def test_others_may_lock_while_one_waits_for_the_disk(mapping: FileMapping) -> N
     assert isinstance(others[0], LockedRange)
 
 
+def ordinary(pages: int) -> tuple[mmap.mmap, int]:
+    """Whole pages of ordinary memory, and their address."""
+    region = mmap.mmap(-1, pages * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return region, ctypes.addressof(ctypes.c_ubyte.from_buffer(region))
+
+
+@linux
+def test_ordinary_memory_is_locked_free_of_charge_and_counted(mapping: FileMapping) -> None:
+    before, ledger = kernel_locked(), HostLedger(PAGE_BYTES)
+    locker = PageLocker(MlockBackend(), ledger)
+    region, address = ordinary(5)
+    kind = memory_kind(address, 5 * PAGE_BYTES)
+    locked = locker.lock(address, 5 * PAGE_BYTES, region, "a copy", kind)
+    assert isinstance(locked, LockedRange), locked
+    assert ledger.used_bytes == 0
+    assert kernel_locked() - before == locker.locked_bytes == 5 * PAGE_BYTES
+    # It takes nothing from what files may have.
+    page = take(locker, mapping, 0)
+    assert ledger.used_bytes == PAGE_BYTES
+    assert isinstance(ask(locker, mapping, 1), LockRefused)
+    locked.release()
+    assert ledger.used_bytes == kernel_locked() - before == PAGE_BYTES
+    page.release()
+    assert ledger.used_bytes == locker.locked_bytes == kernel_locked() - before == 0
+
+
+@pytest.mark.parametrize("kind", list(MemoryKind))
+def test_the_backend_is_told_what_the_pages_are(mapping: FileMapping, kind: MemoryKind) -> None:
+    backend, ledger = FakeBackend(), HostLedger(MIB)
+    address, size = mapping.lockable_range(0, 2 * PAGE_BYTES)
+    locked = PageLocker(backend, ledger).lock(address, size, mapping.owner, "layer 0", kind)
+    assert isinstance(locked, LockedRange)
+    assert backend.kinds == [kind]
+    # What is not known to be there anyway is charged.
+    assert ledger.used_bytes == (0 if kind is MemoryKind.ANONYMOUS else size)
+    locked.release()
+    assert ledger.used_bytes == 0
+
+
+def test_ordinary_memory_stays_alive_while_it_is_locked() -> None:
+    locker = PageLocker(FakeBackend(), HostLedger(0))
+    region, address = ordinary(1)
+    alive = weakref.ref(region)
+    locked = locker.lock(address, PAGE_BYTES, region, "a copy", MemoryKind.ANONYMOUS)
+    assert isinstance(locked, LockedRange)
+    del region
+    assert alive() is not None
+    locked.release()
+    assert alive() is None
+
+
+def test_refused_ordinary_memory_leaves_no_row_and_no_charge() -> None:
+    locker = PageLocker(FakeBackend(refuse_after=0), HostLedger(0))
+    region, address = ordinary(2)
+    for _ in range(2):
+        refused = locker.lock(address, 2 * PAGE_BYTES, region, "a copy", MemoryKind.ANONYMOUS)
+        assert refused == LockRefused("a copy: the driver has no more")
+    assert locker.locked_bytes == 0
+
+
 # Case 39: others use up what can be locked.
 
 
@@ -343,7 +413,8 @@ def test_the_systems_limit_is_a_reason_and_not_an_error(
         "ledger = HostLedger(1 << 20)\n"
         "locker = PageLocker(MlockBackend(), ledger)\n"
         "def ask(pages):\n"
-        "    return locker.lock(*mapping.lockable_range(0, pages * page), mapping.owner, 'it')\n"
+        "    where = mapping.lockable_range(0, pages * page)\n"
+        "    return locker.lock(*where, mapping.owner, 'it', mapping.kind)\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (2 * page, 2 * page))\n"
         "if os.geteuid() == 0: os.setresuid(65534, 65534, 65534)\n"
         "print(ask(3).reason)\n"
@@ -377,7 +448,8 @@ def test_locked_ranges_alive_at_exit_are_released_quietly(
         "        print('unlocked', size_bytes, maps_lookup(address).path == sys.argv[1])\n"
         "mapping = open_mapping(sys.argv[1])\n"
         "locker = PageLocker(Backend(), HostLedger(1 << 20))\n"
-        "kept = locker.lock(*mapping.lockable_range(0, PAGE_BYTES), mapping.owner, 'it')\n"
+        "where = mapping.lockable_range(0, PAGE_BYTES)\n"
+        "kept = locker.lock(*where, mapping.owner, 'it', mapping.kind)\n"
     )
     done = run_python(code, checkpoint)
     assert (done.returncode, done.stderr) == (0, b"")

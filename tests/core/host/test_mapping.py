@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import itertools
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from offload_core.host import (
     PAGE_BYTES,
     FileMapping,
+    MemoryKind,
     fill,
     maps_lines,
     maps_lookup,
@@ -206,6 +208,85 @@ def test_advice_changes_no_bits(checkpoint: Path) -> None:
     assert taken is (sys.platform != "win32")
     assert torch.equal(mapping.tensor(entry), load_file(checkpoint)["weight"])
     assert mapping.advise(entry.file_offset, 0) is False
+
+
+@linux
+def test_a_mapping_is_of_the_one_kind_that_is_locked_in_place(checkpoint: Path) -> None:
+    assert open_mapping(checkpoint).kind is MemoryKind.SHARED_READ_ONLY
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> FileMapping:
+    """A mapping of 8 MiB whose pages the kernel was asked to forget."""
+    path = tmp_path / "cold.safetensors"
+    save_file({"a": torch.arange(2 * MIB, dtype=torch.int32)}, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    mapping = open_mapping(path)
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached_pages(mapping):
+        pytest.skip(f"the file system under {tmp_path} does not forget its pages")
+    return mapping
+
+
+def cached_pages(mapping: FileMapping) -> int:
+    """As the kernel counts them."""
+    pages = -(-mapping.header.identity.size_bytes // PAGE_BYTES)
+    states = (ctypes.c_ubyte * pages)()
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    assert mincore(mapping.base_address, pages * PAGE_BYTES, states) == 0
+    return sum(state & 1 for state in states)
+
+
+@linux
+def test_the_page_cache_is_asked_without_being_filled(cold: FileMapping) -> None:
+    size = cold.header.identity.size_bytes
+    assert not cold.is_cached(0, size)
+    assert not cold.is_cached(4 * MIB, 1)
+    assert cached_pages(cold) == 0
+    page = cold.base_address + 4 * MIB
+    assert ctypes.c_ubyte.from_address(page).value in range(256)
+    assert cold.is_cached(4 * MIB, 1)
+    assert cold.is_cached(4 * MIB, PAGE_BYTES)
+
+
+@linux
+def test_a_range_is_cached_only_if_every_page_that_is_looked_at_is(cold: FileMapping) -> None:
+    size = cold.header.identity.size_bytes
+    for entry in cold.header.entries.values():
+        assert int(cold.tensor(entry).long().sum()) == MIB * (2 * MIB - 1)
+    assert cold.is_cached(0, size)
+    assert cold.is_cached(0, 0)
+    assert cold.is_cached(size - 1, 1)
+
+
+@linux
+def test_advice_brings_cold_pages_into_the_cache(cold: FileMapping) -> None:
+    size = cold.header.identity.size_bytes
+    entry = cold.header.entries["a"]
+    assert cold.advise(0, size) is True
+    # The kernel reads behind the call's back; touching the bytes waits for it.
+    assert int(cold.tensor(entry)[-1]) == 2 * MIB - 1
+    assert int(cold.tensor(entry).long().sum()) == MIB * (2 * MIB - 1)
+    assert cold.is_cached(0, size)
+
+
+@linux
+def test_where_nobody_can_tell_all_is_taken_for_cached(
+    cold: FileMapping, run_python: RunPython
+) -> None:
+    code = (
+        "import sys\n"
+        "from offload_core.host import open_mapping\n"
+        "mapping = open_mapping(sys.argv[1])\n"
+        "sys.platform = 'win32'\n"
+        "assert mapping.is_cached(4 << 20, 1 << 20)\n"
+    )
+    done = run_python(code, cold.header.path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert not cold.is_cached(4 * MIB, MIB)
 
 
 def test_a_read_tensor_can_be_written_without_touching_the_file(checkpoint: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -9,7 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from offload_core.host import maps_lines, maps_lookup, open_mapping, process_memory
+from offload_core.host import (
+    PAGE_BYTES,
+    FileMapping,
+    MemoryKind,
+    maps_lines,
+    maps_lookup,
+    memory_kind,
+    open_mapping,
+    process_memory,
+)
 from offload_core.values import KIB, MIB
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -105,3 +116,103 @@ def test_an_address_on_no_mapping_is_not_found(tmp_path: Path) -> None:
 def test_anonymous_memory_has_no_path(tmp_path: Path) -> None:
     (line,) = maps_lines(fake_proc(tmp_path, maps=HEAD.rstrip() + b"\n"))
     assert line.path == ""
+
+
+# What kind of memory a range is: what may be locked, and how
+
+
+def maps(*lines: str) -> bytes:
+    """Lines of one page each that follow each other from 0x1000 on; "" is a hole of one page."""
+    text = ""
+    for number, line in enumerate(lines, start=1):
+        if line:
+            text += f"{number:x}000-{number + 1:x}000 {line}\n"
+    return text.encode()
+
+
+FILE = "r--s 00000000 fe:00 42 /models/a b.safetensors"
+PRIVATE_READ = "r--p 00000000 fe:00 42 /models/a.safetensors"
+PRIVATE_WRITE = "rw-p 00000000 fe:00 42 /models/a.safetensors"
+SHARED_WRITE = "rw-s 00000000 fe:00 42 /models/a.safetensors"
+NAMELESS = "rw-p 00000000 00:00 0"
+HEAP = "rw-p 00000000 00:00 0 [heap]"
+CODE = "r-xp 00000000 fe:00 42 /lib/x.so"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        ([FILE], MemoryKind.SHARED_READ_ONLY),
+        ([FILE, FILE], MemoryKind.SHARED_READ_ONLY),
+        ([PRIVATE_READ], MemoryKind.OTHER),
+        ([PRIVATE_WRITE], MemoryKind.OTHER),
+        ([SHARED_WRITE], MemoryKind.OTHER),
+        ([CODE], MemoryKind.OTHER),
+        (["---p 00000000 00:00 0"], MemoryKind.OTHER),
+        (["r--p 00000000 00:00 0"], MemoryKind.OTHER),
+        ([NAMELESS], MemoryKind.ANONYMOUS),
+        ([NAMELESS, HEAP, NAMELESS], MemoryKind.ANONYMOUS),
+        ([FILE, NAMELESS], MemoryKind.OTHER),
+        ([NAMELESS, PRIVATE_WRITE], MemoryKind.OTHER),
+        ([FILE, "", FILE], MemoryKind.UNKNOWN),
+        (["", FILE], MemoryKind.UNKNOWN),
+        ([FILE, ""], MemoryKind.UNKNOWN),
+        ([""], MemoryKind.UNKNOWN),
+    ],
+    ids=lambda value: value.name if isinstance(value, MemoryKind) else None,
+)
+def test_a_range_is_of_one_kind_only_if_all_of_it_is(
+    tmp_path: Path, lines: list[str], kind: MemoryKind
+) -> None:
+    proc = fake_proc(tmp_path, maps=maps(*lines))
+    assert memory_kind(0x1000, 0x1000 * len(lines), proc) is kind
+
+
+def test_neighbours_of_a_range_say_nothing_about_it(tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path, maps=maps(PRIVATE_READ, FILE, NAMELESS, "", FILE))
+    assert memory_kind(0x2000, 0x1000, proc) is MemoryKind.SHARED_READ_ONLY
+    assert memory_kind(0x2FFF, 1, proc) is MemoryKind.SHARED_READ_ONLY
+    assert memory_kind(0x2000, 0x1001, proc) is MemoryKind.OTHER
+    assert memory_kind(0x1FFF, 2, proc) is MemoryKind.OTHER
+    assert memory_kind(0x3000, 0x1000, proc) is MemoryKind.ANONYMOUS
+    assert memory_kind(0x3000, 0x1001, proc) is MemoryKind.UNKNOWN
+    assert memory_kind(0x9000, 1, proc) is MemoryKind.UNKNOWN
+
+
+def test_without_proc_no_kind_is_known(tmp_path: Path) -> None:
+    assert memory_kind(0x1000, 0x1000, tmp_path / "no proc") is MemoryKind.UNKNOWN
+
+
+@linux
+def test_the_kernel_tells_a_checkpoint_from_a_private_mapping_and_from_ordinary_memory(
+    checkpoint: Path,
+) -> None:
+    mapping = open_mapping(checkpoint)
+    size = mapping.header.identity.size_bytes
+    assert memory_kind(mapping.base_address, size) is MemoryKind.SHARED_READ_ONLY
+    ordinary = torch.ones(3 * MIB, dtype=torch.uint8)
+    assert memory_kind(ordinary.data_ptr(), ordinary.numel()) is MemoryKind.ANONYMOUS
+    small = (ctypes.c_ubyte * 100)()
+    assert memory_kind(ctypes.addressof(small), 100) is MemoryKind.ANONYMOUS
+    for flags, kind in (
+        (mmap.MAP_PRIVATE, MemoryKind.ANONYMOUS),
+        (mmap.MAP_SHARED, MemoryKind.OTHER),  # Python's default: pages of a nameless tmpfs file
+    ):
+        pages = mmap.mmap(-1, 2 * PAGE_BYTES, flags=flags | mmap.MAP_ANONYMOUS)
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(pages))
+        assert memory_kind(address, 2 * PAGE_BYTES) is kind
+
+
+@linux
+@pytest.mark.parametrize("protection", [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE])
+def test_a_private_mapping_of_a_file_is_never_taken_for_what_may_be_locked(
+    checkpoint: Path, protection: int
+) -> None:
+    # What safetensors makes: to lock it copies every page, or hangs the process for ever.
+    header = open_mapping(checkpoint).header
+    size = header.identity.size_bytes
+    with checkpoint.open("rb") as file:
+        region = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=protection)
+    private = FileMapping(header, region)
+    assert memory_kind(private.base_address, size) is MemoryKind.OTHER
+    assert private.kind is MemoryKind.OTHER

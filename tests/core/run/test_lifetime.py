@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from offload_core.device import CpuBackend, DeviceBackend, FakeBackend
+from offload_core.device import CopyPiece, CpuBackend, DeviceBackend, FakeBackend
 from offload_core.host import maps_lines, open_mapping, process_memory
 from offload_core.run import Courier, LayerEngine, Order, attach
-from offload_core.values import Budget, MemoryRecord
+from offload_core.values import Budget, MemoryRecord, TransferError
 
 ROOT = Path(__file__).parents[3]
 
@@ -136,6 +134,7 @@ def test_an_idle_courier_keeps_no_order(
     make_tiny: Callable[..., Any],
     engine_over: Callable[..., LayerEngine],
     budget_for: Callable[..., Budget],
+    await_freed: Callable[[FakeBackend], None],
 ) -> None:
     tiny = make_tiny(3)
     fake = FakeBackend()
@@ -145,11 +144,7 @@ def test_an_idle_courier_keeps_no_order(
         assert tiny.is_exact()
     engine.unload()
     (courier,) = [t for t in threading.enumerate() if t.name == "courier-model"]
-    # It blocks in the queue once more before it can be asked: nothing here is timed.
-    deadline = time.monotonic() + 60
-    while fake.allocated_bytes and time.monotonic() < deadline:
-        os.sched_yield()
-    assert fake.allocated_bytes == 0
+    await_freed(fake)
     assert courier.is_alive()
 
 
@@ -234,17 +229,24 @@ def test_a_copy_that_never_ends_holds_up_the_exit_for_about_a_second() -> None:
 
 
 class Source:
-    """Stands for a LayerSource: a name, a file, and no copies."""
+    """Stands for a LayerSource and for its part: a name, a file, and no copies."""
 
     name = "layer"
     file = ""
 
-    def copies_into(self, memory: torch.Tensor) -> list[object]:
+    def __init__(self) -> None:
+        self.read: list[object] = []
+
+    def copies_into(self, memory: torch.Tensor, part: object) -> list[object]:
         return []
 
+    def read_ahead(self, part: object) -> None:
+        self.read.append(part)
 
-def order() -> Order:
-    return Order(Source(), torch.empty(0, dtype=torch.uint8), None)  # type: ignore[arg-type]
+
+def order(source: Any = None, ahead: Any = None) -> Order:
+    source = source or Source()
+    return Order(source, source, torch.empty(0, dtype=torch.uint8), None, ahead)
 
 
 @pytest.mark.parametrize("threaded", [True, False])
@@ -275,3 +277,49 @@ def test_a_thread_that_cannot_enter_its_device_answers_with_the_reason() -> None
         with pytest.raises(Exception, match=r"ended: RuntimeError.*no such device"):
             one.collect(None, 1)
     courier.close()
+
+
+def test_a_served_order_keeps_no_memory_while_the_courier_reads_ahead() -> None:
+    reading, done = threading.Event(), threading.Event()
+
+    class Copying(Source):
+        def copies_into(self, memory: torch.Tensor, part: object) -> list[object]:
+            return [CopyPiece(memory[:8], torch.ones(8, dtype=torch.uint8), False)]
+
+    class Slow(Source):
+        def read_ahead(self, part: object) -> None:
+            reading.set()
+            assert done.wait(60)
+
+    courier = Courier(CpuBackend(), "test")
+    memory = torch.empty(8, dtype=torch.uint8)
+    freed = weakref.ref(memory)
+    one: Any = Order(Copying(), Copying(), memory, None, (Slow(), Slow()))  # type: ignore[arg-type]
+    del memory
+    courier.ship(one)
+    try:
+        one.wait(None, 1)
+        assert reading.wait(60)
+        assert freed() is None
+    finally:
+        done.set()
+        courier.close()
+
+
+class Broken(Source):
+    def copies_into(self, memory: torch.Tensor, part: object) -> list[object]:
+        raise OSError("no")
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_the_layer_behind_is_read_ahead_once_its_order_is_served(threaded: bool) -> None:
+    courier = Courier(FakeBackend(), "test", threaded)
+    source = Source()
+    for _ in range(3):
+        courier.ship(order(ahead=(source, "part")))
+    failing = order(Broken(), (source, "never"))
+    courier.ship(failing)
+    courier.close()
+    assert source.read == ["part"] * 3
+    with pytest.raises(TransferError, match="layer layer could not be brought"):
+        failing.collect(None, 1)

@@ -1,0 +1,118 @@
+"""One budget for several models: the sum stays under it, and the least recently used give way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from offload_core.device import FakeBackend
+from offload_core.run import LayerEngine, SharedBudget
+from offload_core.values import Budget, DeviceBudgetError
+
+Over = Callable[..., LayerEngine]
+
+
+def load(share: SharedBudget, engine: LayerEngine, wanted: Budget | None = None) -> None:
+    engine.load(share.take(engine, wanted or Budget(), 0))
+
+
+def whole(engine: LayerEngine) -> int:
+    return engine.plan(Budget()).device_bytes
+
+
+@pytest.fixture
+def three(make_tiny: Callable[..., Any], engine_over: Over) -> list[tuple[Any, LayerEngine]]:
+    models = [make_tiny(4, seed=seed) for seed in range(3)]
+    return [(tiny, engine_over(tiny, FakeBackend())) for tiny in models]
+
+
+def held(three: list[tuple[Any, LayerEngine]]) -> list[int]:
+    return [engine.device_bytes for _, engine in three]
+
+
+def test_the_sum_stays_under_the_budget_and_the_least_recent_give_way(three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(2 * size, 0))
+    for _, engine in three[:2]:
+        load(share, engine)
+    assert held(three) == [size, size, 0]
+    load(share, three[2][1])
+    assert held(three) == [0, size, size] or held(three)[0] < size // 2
+    assert held(three)[1:] == [size, size]
+    load(share, three[1][1])  # used again: the third is the one to go next
+    load(share, three[0][1])
+    assert held(three)[:2] == [size, size]
+    assert sum(held(three)) <= 2 * size
+    for tiny, engine in three[:2]:
+        with engine.run():
+            assert tiny.is_exact()
+
+
+def test_only_as_much_gives_way_as_is_needed(three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(2 * size - 1, 0))
+    for _, engine in three[:2]:
+        load(share, engine)
+    assert held(three)[1] == size
+    assert size // 4 < held(three)[0] < size
+    assert sum(held(three)) <= 2 * size - 1
+    with three[0][1].run():
+        assert three[0][0].is_exact()
+
+
+def test_a_running_model_keeps_what_it_has(three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(size + size // 2, 0))
+    load(share, three[0][1])
+    with three[0][1].run():
+        load(share, three[1][1])
+        assert held(three)[0] == size
+        assert held(three)[1] <= size // 2
+        assert three[0][0].is_exact()
+        assert three[1][0].is_exact()
+
+
+def test_a_model_too_large_for_what_the_running_one_leaves_is_refused(three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(size + 1, 0))
+    load(share, three[0][1])
+    with three[0][1].run(), pytest.raises(DeviceBudgetError, match="too small"):
+        load(share, three[1][1])
+    assert held(three)[:2] == [size, 0]
+
+
+def test_page_locks_of_all_models_share_the_host_budget(three: Any) -> None:
+    engine = three[0][1]
+    try:
+        engine.plan(Budget(0))
+    except DeviceBudgetError as error:
+        smallest = error.smallest_bytes
+    lockable = engine.plan(Budget(smallest, None)).lock_bytes
+    share = SharedBudget(Budget(None, lockable + lockable // 2))
+    for tiny, engine in three:
+        load(share, engine, Budget(smallest, None))
+        with engine.run():
+            assert tiny.is_exact()
+    locked = [engine.snapshot().memory.locked_bytes for _, engine in three]
+    assert locked[0] == lockable
+    assert 0 < locked[1] <= lockable // 2
+    assert locked[2] <= lockable // 2 - locked[1]
+    assert sum(locked) <= lockable + lockable // 2
+
+
+def test_a_model_that_is_gone_holds_nothing(make_tiny: Callable[..., Any], three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(size, 0))
+    load(share, three[0][1])
+    three[0][1].detach()
+    load(share, three[1][1])
+    assert held(three) == [0, size, 0]
+
+
+def test_without_figures_nobody_gives_way(three: Any) -> None:
+    share = SharedBudget(Budget())
+    for _, engine in three:
+        load(share, engine)
+    assert held(three) == [whole(engine) for _, engine in three]
