@@ -1,141 +1,79 @@
 """Time and memory of a 1.1 GB model in a real ComfyUI: the stock loader against courier's budgets.
 
-Each contender has a ComfyUI process of its own. On a CPU there is no device to copy to: what
-counts there is the process's memory, and that streaming costs little time.
+The suite under ``bench`` at a size for any machine; see docs/benchmarks.md for the real thing. On a
+CPU there is no device to copy to: what counts there is the process's memory, and that streaming
+costs little time.
 """
 
 from __future__ import annotations
 
-import copy
-import threading
-from dataclasses import dataclass
+import shlex
 from pathlib import Path
-from typing import Any
 
-from devtools.comfyui_host import ComfyUIHost
+from bench.big_model import ModelFileError
+from bench.options import Settings
+from bench.processes import ChildError
+from bench.suite import run_suite
+from bench.tables import problem_lines, short_table
+from bench.units import Latent, ModelShape
 from devtools.commands import Prepared
-from devtools.console import Progress, mib, say
-from devtools.demo import WORKFLOW, read_workflow
+from devtools.console import DevError, say
 from devtools.paths import Paths
 
-BIG_FILE = "courier_wan_big_bf16.safetensors"
-SAMPLE_SECONDS = 0.05
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One way to load the model. ``budget`` is (device GiB, host GiB); None is the stock loader."""
-
-    name: str
-    budget: tuple[float, float] | None
-
-
-CONTENDERS = (
-    Contender("stock UNETLoader", None),
-    Contender("courier, 2 GiB device", (2.0, 1.0)),
-    Contender("courier, 0.6 GiB device, 0.3 GiB host", (0.6, 0.3)),
-)
-
-
-@dataclass(frozen=True)
-class Measured:
-    first_seconds: float
-    second_seconds: float
-    peak_rss_bytes: int
-    peak_anonymous_bytes: int
-
-
-class MemoryWatch:
-    """Follows one process's memory from a thread of its own, between enter and exit."""
-
-    def __init__(self, pid: int) -> None:
-        self.peak_rss_bytes = 0
-        self.peak_anonymous_bytes = 0
-        self._pid = pid
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bench-memory")
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        import psutil
-
-        process = psutil.Process(self._pid)
-        while not self._ended.wait(SAMPLE_SECONDS):
-            try:
-                memory = process.memory_info()
-            except psutil.NoSuchProcess:
-                return  # the run itself reports that
-            self.peak_rss_bytes = max(self.peak_rss_bytes, memory.rss)
-            anonymous = memory.rss - getattr(memory, "shared", 0)
-            self.peak_anonymous_bytes = max(self.peak_anonymous_bytes, anonymous)
+BIG_FILE = "courier_wan_bench_bf16.safetensors"
+BIG_SHAPE = ModelShape(28, 1024, 5632)
+LATENT = Latent(1, 16, 16)
+DEVICE_GIB = 0.6
+ROWS = ("resident", "courier-ample", "courier-chunks", "courier-0")
+ROW_SECONDS = 300.0
 
 
 def run_bench(paths: Paths, prepared: Prepared, steps: int) -> int:
-    ensure_big_model(prepared.base / "models")
-    prompt = read_workflow(paths.root / WORKFLOW)
-    rows = []
-    for contender in CONTENDERS:
-        with Progress(f"Measuring {contender.name}") as progress:
-            rows.append((contender, _measure(paths, prepared, prompt, contender, steps, progress)))
-    say(f"\n{'':40} {'first run':>10} {'second run':>10} {'peak RSS':>12} {'of it anonymous':>16}")
-    for contender, measured in rows:
-        say(
-            f"{contender.name:40} {measured.first_seconds:8.1f} s {measured.second_seconds:8.1f} s "
-            f"{mib(measured.peak_rss_bytes):>12} {mib(measured.peak_anonymous_bytes):>16}"
-        )
-    return 0
+    """Measure and print. Returns: 1 if a contender failed.
+
+    Raises: DevError without the model, such as on a full disk.
+    """
+    settings = settings_for(paths, prepared, steps)
+    try:
+        report = run_suite(settings, f"python3 dev.py bench --steps {steps}")
+    except (ChildError, ModelFileError) as error:
+        raise DevError(f"the benchmark could not be run: {error}") from None
+    say("")
+    for line in short_table(report.rows, str(LATENT)):
+        say(line)
+    failed = [row for row in report.rows if row.detail]
+    for line in problem_lines(failed):
+        say(line)
+    say(f"\nThe whole table, and its JSON: {settings.out}")
+    return 1 if failed else 0
 
 
-def ensure_big_model(models: Path) -> Path:
-    from devtools.small_models import write_wan_big
+def settings_for(paths: Paths, prepared: Prepared, steps: int) -> Settings:
+    """Nobody's card is held: a budget alone makes the model stream."""
+    return Settings(
+        model=model_file(prepared.base / "models"),
+        shape=BIG_SHAPE,
+        comfyui=prepared.program.path,
+        python=str(prepared.program.python),
+        comfyui_args=shlex.join(prepared.program.extra_args),
+        newer=None,
+        newer_python="",
+        only=ROWS,
+        latents=(LATENT,),
+        steps=steps,
+        runs=2,
+        free_gib=0.0,
+        device_gib=DEVICE_GIB,
+        budgets_gib=(),
+        host_available_gib=0.0,
+        row_seconds=ROW_SECONDS,
+        stop_after_seconds=None,
+        merge=(),
+        out=paths.state / "bench",
+        name="small",
+    )
 
-    path = models / "diffusion_models" / BIG_FILE
-    if not path.is_file():
-        with Progress("Writing a 1.1 GB model"):
-            write_wan_big(path)
-    return path
 
-
-def workflow_for(prompt: dict[str, Any], contender: Contender, steps: int) -> dict[str, Any]:
-    """The shipped workflow with the big model, and with the contender's loader."""
-    prompt = copy.deepcopy(prompt)
-    by_class = {node["class_type"]: node for node in prompt.values()}
-    by_class["KSampler"]["inputs"]["steps"] = steps
-    loader = by_class["CourierLoadDiffusionModel"]
-    loader["inputs"]["unet_name"] = BIG_FILE
-    if contender.budget is None:
-        loader["class_type"] = "UNETLoader"
-        loader["inputs"].pop("budget")
-    else:
-        vram_gib, host_gib = contender.budget
-        by_class["CourierBudget"]["inputs"].update(vram_gib=vram_gib, host_gib=host_gib)
-    return prompt
-
-
-def _measure(
-    paths: Paths,
-    prepared: Prepared,
-    prompt: dict[str, Any],
-    contender: Contender,
-    steps: int,
-    progress: Progress,
-) -> Measured:
-    prompt = workflow_for(prompt, contender, steps)
-    with ComfyUIHost(prepared.program, prepared.base, paths.logs / "bench.log") as host:
-        assert host.pid is not None
-        with MemoryWatch(host.pid) as watch:
-            seconds = []
-            for seed in (1, 2):
-                sampler = next(n for n in prompt.values() if n["class_type"] == "KSampler")
-                sampler["inputs"]["seed"] = seed
-                queued = host.client.queue(prompt)
-                result = host.client.follow(queued, 600.0, on_poll=progress.show)
-                seconds.append(result.seconds)
-    return Measured(*seconds, watch.peak_rss_bytes, watch.peak_anonymous_bytes)
+def model_file(models: Path) -> Path:
+    """Where the model is written, and kept for the next time."""
+    return models / "diffusion_models" / BIG_FILE

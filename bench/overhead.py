@@ -1,0 +1,185 @@
+"""What watching a run costs, and what planning costs.
+
+``python3 -m bench.overhead MODEL``: the steady step with the status read ten times a second, as
+the HTTP route reads it, against the step without; and the seconds of ``engine.plan`` for a module
+of many small tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import comfy_program, machine
+from bench.records import steady
+from bench.rows import budget_bytes
+from bench.units import Latent
+from devtools.comfyui_install import ensure_base
+from devtools.paths import checkout
+
+POLL_SECONDS = 0.1
+PLAN_REPEATS = 5
+BLOCKS = 200
+TENSORS_A_BLOCK = 50
+TENSOR_ITEMS = 64
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Steady seconds by round, and how often and how long the status was read."""
+
+    polled: Sequence[float]
+    unpolled: Sequence[float]
+    polls: int
+    poll_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the medians; above 1 the reader slows the run."""
+        return statistics.median(self.polled) / statistics.median(self.unpolled)
+
+
+class StatusPoll:
+    """Reads the whole status as JSON ten times a second, from a thread of its own.
+
+    Threads: one; the counts are read after ``polling`` has ended.
+    """
+
+    def __init__(self, pack: comfy_program.Pack) -> None:
+        self.polls = 0
+        self.seconds = 0.0
+        self._pack = pack
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        ended = threading.Event()
+        thread = threading.Thread(target=self._poll, args=(ended,), name="bench-status")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _poll(self, ended: threading.Event) -> None:
+        while not ended.wait(POLL_SECONDS):
+            started = time.perf_counter()
+            record = self._pack.service.get_service().status()
+            json.dumps(self._pack.wire.status_json(record))
+            self.seconds += time.perf_counter() - started
+            self.polls += 1
+
+
+def measure_polling(model: Any, latent: Latent, steps: int, rounds: int) -> Overhead:
+    """Alternating, so that a drift of the clocks falls on both alike."""
+    from bench.sampling import sample
+
+    poll = StatusPoll(comfy_program.load_pack())
+    sample(model, latent, steps)  # the first run loads, and measures the activations
+    polled, unpolled = [], []
+    for _ in range(rounds):
+        unpolled.append(steady(sample(model, latent, steps).step_seconds))
+        with poll.polling():
+            polled.append(steady(sample(model, latent, steps).step_seconds))
+    return Overhead(polled, unpolled, poll.polls, poll.seconds)
+
+
+def many_tensors(blocks: int, tensors: int) -> Any:
+    """A module with a list of ``blocks``, each with ``tensors`` small parameters."""
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for index in range(tensors):
+                weight = torch.nn.Parameter(torch.zeros(TENSOR_ITEMS), requires_grad=False)
+                self.register_parameter(f"weight_{index}", weight)
+
+    root = torch.nn.Module()
+    root.blocks = torch.nn.ModuleList(Block() for _ in range(blocks))
+    return root
+
+
+def measure_plan(blocks: int = BLOCKS, tensors: int = TENSORS_A_BLOCK) -> float:
+    """Best of five ``engine.plan`` with a third of the blocks resident, in seconds."""
+    import torch
+
+    pack = comfy_program.load_pack()
+    root = many_tensors(blocks, tensors)
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = pack.run.attach(root, pack.device.backend_for(torch.device(kind)), name="many")
+    try:
+        resident = engine.plan(pack.values.Budget(None, 0)).device_bytes
+        budget = pack.values.Budget(resident // 3, 0)
+        return min(_seconds(lambda: engine.plan(budget)) for _ in range(PLAN_REPEATS))
+    finally:
+        engine.detach()
+
+
+def _seconds(work: Any) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def report_lines(overhead: Overhead, plan_seconds: float) -> list[str]:
+    each = overhead.poll_seconds / overhead.polls * 1000 if overhead.polls else 0.0
+    rounds = zip(overhead.unpolled, overhead.polled, strict=True)
+    return [
+        "| round | s/step, not polled | s/step, polled |",
+        "|---|---|---|",
+        *(f"| {n} | {b:.4f} | {a:.4f} |" for n, (b, a) in enumerate(rounds, start=1)),
+        "",
+        f"Status read {overhead.polls} times ({each:.1f} ms each): the steady step is "
+        f"{overhead.ratio:.3f} times the one without.",
+        f"plan for {BLOCKS * TENSORS_A_BLOCK} tensors in {BLOCKS} layers: "
+        f"{plan_seconds * 1000:.1f} ms, best of {PLAN_REPEATS}.",
+    ]
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.overhead", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--comfyui", type=Path, default=checkout().comfyui)
+    parser.add_argument("--latent", type=Latent.parse, default=Latent(1, 60, 104))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--device-gib", type=float, help="Courier's budget; left out: automatic")
+    parser.add_argument("--host-gib", type=float, help="Courier's budget; left out: automatic")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    paths = checkout()
+    with tempfile.TemporaryDirectory(prefix="courier-bench-") as folder:
+        base = ensure_base(paths, Path(folder).resolve() / "base")
+        ground = machine.Ground(paths.root, base, options.comfyui.resolve(), sys.executable)
+        os.environ.update(ground.environment(False, os.environ))
+        sys.path.insert(0, str(paths.root / "tests" / "comfyui"))
+        model_file = machine.offer_model(base, options.model)
+        comfy_program.start()
+        comfy_program.touch_device()
+        with comfy_program.node():
+            model = comfy_program.load_courier(
+                model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
+            )
+        overhead = measure_polling(model, options.latent, options.steps, options.rounds)
+        lines = report_lines(overhead, measure_plan())
+    print("\n".join(lines), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
