@@ -13,14 +13,14 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..device import DeviceBackend
-from ..plan import Plan, PlanRequest, make_plan, smallest_device_bytes
+from ..plan import Plan, make_plan, smallest_device_bytes
 from ..values import (
     ENGINE_MOVES,
     Budget,
@@ -37,39 +37,8 @@ from .hooks import put_hooks
 from .occupancy import Occupancy
 from .parts import EngineParts
 from .passes import PassMeter
-from .planning import plan_request, smaller_budget
+from .planning import Planner, smaller_budget
 from .report import Published, snapshot_of
-
-_FULL_NOTE = (
-    "the device was full in the middle of a run; a smaller plan runs until another budget is asked"
-)
-
-
-@dataclass(frozen=True)
-class _Cap:
-    """How many bytes of weights were to be had under a budget that promised ``asked_bytes`` of the
-    device (None: all of it)."""
-
-    weight_bytes: int
-    asked_bytes: int | None
-
-    def within(self, budget: Budget, activation_bytes: int) -> Budget:
-        """``budget`` under this cap, if it is much like the one that led to it: the figures that
-        ComfyUI offers change a little from run to run, and a user's other figure is a new try."""
-        if not _are_alike(self.asked_bytes, budget.device_bytes):
-            return budget
-        most = _least(self.weight_bytes + activation_bytes, budget.device_bytes)
-        return replace(budget, device_bytes=most)
-
-
-def _are_alike(asked_bytes: int | None, now_bytes: int | None) -> bool:
-    if asked_bytes is None or now_bytes is None:
-        return asked_bytes is now_bytes
-    return abs(now_bytes - asked_bytes) <= asked_bytes // 8
-
-
-def _least(size_bytes: int, limit_bytes: int | None) -> int:
-    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
 
 
 class LayerEngine:
@@ -90,7 +59,7 @@ class LayerEngine:
         self._handles: list[RemovableHandle] = []
         self._meter = PassMeter(parts.backend, parts.config.margin_bytes)
         self._gave_way = False
-        self._cap: _Cap | None = None
+        self._planner = Planner(parts)
         self._notes: tuple[str, ...] = parts.notes
         self._shutdown = weakref.finalize(
             self, _shut_down, parts.courier, self._occupancy, self._handles, parts.backend
@@ -105,7 +74,7 @@ class LayerEngine:
 
     def plan(self, budget: Budget, activation_bytes: int = 0) -> Plan:
         """What ``load`` with these figures would do; touches nothing. Raises: BudgetError."""
-        return make_plan(self._request(budget, activation_bytes))
+        return make_plan(self._planner.request(budget, activation_bytes))
 
     def load(self, budget: Budget, activation_bytes: int = 0) -> Plan:
         """Bring the device to the plan for ``budget``; what already fits the plan stays.
@@ -118,7 +87,7 @@ class LayerEngine:
         """
         if self._state not in (EngineState.UNLOADED, EngineState.LOADED):
             raise StateError(f"the engine is {self._state.value}; it cannot be loaded now")
-        request = self._request(budget, activation_bytes)
+        request = self._planner.request(budget, activation_bytes)
         plan = make_plan(request)
         self._check_files()
         if self._plan is not None and self._serves(self._plan, plan, budget):
@@ -174,7 +143,7 @@ class LayerEngine:
     def planned_device_bytes(self, budget: Budget, activation_bytes: int) -> int:
         """What ``load`` with these figures would hold and leave for activations, at least what the
         smallest plan does."""
-        request = self._request(budget, activation_bytes)
+        request = self._planner.request(budget, activation_bytes)
         try:
             plan = make_plan(request)
         except BudgetError:
@@ -262,20 +231,16 @@ class LayerEngine:
         plan = self._plan
         if not full or plan is None or self._gave_way or self._state is not EngineState.RUNNING:
             return False
-        smaller = smaller_budget(self._request(self._budget, plan.activation_bytes), plan)
+        smaller = self._planner.give_way(self._budget, plan)
         if smaller is None:
             return False
         self._gave_way = True
         # The frames of the pass that failed hold its activations.
         traceback.clear_frames(error.__traceback__)
-        assert smaller.device_budget_bytes is not None
-        # A run like this one would end like this one.
-        weight_bytes = smaller.device_budget_bytes - smaller.activation_bytes
-        self._cap = _Cap(weight_bytes, self._budget.device_bytes)
         with torch.inference_mode(False), torch.no_grad():
             self._parts.stream.finish()
-        self._settle(make_plan(smaller))
-        self._notes = (*self._parts.notes, _FULL_NOTE)
+        self._settle(smaller)
+        self._notes = (*self._parts.notes, *self._planner.notes(self._budget))
         return True
 
     def detach(self) -> None:
@@ -338,9 +303,8 @@ class LayerEngine:
             self._plan = None
             self._move(EngineState.UNLOADED)
             raise
-        self._budget, self._plan, self._notes = budget, plan, self._parts.notes
-        if self._cap is not None and _are_alike(self._cap.asked_bytes, budget.device_bytes):
-            self._notes = (*self._notes, _FULL_NOTE)
+        self._budget, self._plan = budget, plan
+        self._notes = (*self._parts.notes, *self._planner.notes(budget))
         self._move(EngineState.LOADED)
 
     def _serves(self, now: Plan, wanted: Plan, budget: Budget) -> bool:
@@ -370,7 +334,7 @@ class LayerEngine:
         ):
             return
         try:
-            plan = make_plan(self._request(self._budget, activation_bytes))
+            plan = make_plan(self._planner.request(self._budget, activation_bytes))
         except DeviceBudgetError as error:
             self._notes = (*self._parts.notes, f"the run takes more than the budget: {error}")
             return
@@ -389,10 +353,8 @@ class LayerEngine:
     def _settle_smaller(self, plan: Plan, before: Plan) -> None:
         """Half-way between the plan that ran until now and one that turned out too large; the
         former, which still fits, if that is too large too."""
-        half_way = (plan.device_bytes + before.device_bytes) // 2
-        self._cap = _Cap(half_way, self._budget.device_bytes)
         try:
-            self._settle(make_plan(self._request(self._budget, plan.activation_bytes)))
+            self._settle(self._planner.half_way(self._budget, plan, before))
         except (DeviceMemoryError, DeviceBudgetError):
             self._settle(before)
 
@@ -416,18 +378,6 @@ class LayerEngine:
             return
         self._parts.stream.settle_orders()
         self._occupancy.stage_what_was_refused(self._parts.backend.staging_bytes)
-
-    def _request(self, budget: Budget, activation_bytes: int) -> PlanRequest:
-        if self._cap is not None:
-            budget = self._cap.within(budget, activation_bytes)
-        return plan_request(
-            self._parts.inventory,
-            self._parts.backend,
-            self._parts.config.slots,
-            self._parts.lock_refusal,
-            budget,
-            activation_bytes,
-        )
 
     def _check_files(self) -> None:
         for mapping in self._parts.mappings:

@@ -1,40 +1,94 @@
-"""From an inventory to a plan request: what each layer costs on this backend."""
+"""From what an engine is made of to a plan, and what was learned about the device meanwhile."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ..device import DeviceBackend
 from ..host import PAGE_BYTES
-from ..plan import LayerCost, Plan, PlanRequest, smallest_device_bytes
+from ..plan import LayerCost, Plan, PlanRequest, make_plan, smallest_device_bytes
 from ..values import Budget
-from .weights import Inventory, WeightGroup
+from .parts import EngineParts
+from .weights import WeightGroup
+
+_FULL_NOTE = (
+    "the device was full in the middle of a run; a smaller plan runs until another budget is asked"
+)
 
 
-def plan_request(
-    inventory: Inventory,
-    backend: DeviceBackend,
-    slots: int,
-    lock_refusal: str | None,
-    budget: Budget,
-    activation_bytes: int,
-) -> PlanRequest:
-    """Everything the planner has to know, in bytes."""
-    base = inventory.base
-    return PlanRequest(
-        layers=tuple(_cost(group) for group in inventory.layers),
-        base_device_bytes=base.layout.size_bytes + base.solid_bytes + inventory.buffer_bytes,
-        base_copied_bytes=base.copied_bytes,
-        device_budget_bytes=budget.device_bytes,
-        host_budget_bytes=budget.host_bytes,
-        activation_bytes=activation_bytes,
-        slots=slots,
-        staging_bytes=backend.staging_bytes,
-        lock_refusal=lock_refusal,
-        staging_unit_bytes=backend.staging_unit_bytes,
-        page_bytes=PAGE_BYTES,
-        footprint=backend.footprint,
-    )
+@dataclass(frozen=True)
+class _Cap:
+    """How many bytes of weights were to be had under a budget that promised ``asked_bytes`` of the
+    device (None: all of it)."""
+
+    weight_bytes: int
+    asked_bytes: int | None
+
+    def covers(self, budget: Budget) -> bool:
+        """Whether ``budget`` is much like the one that led here: the figures that ComfyUI offers
+        change a little from run to run, and a user's other figure is a new try."""
+        asked, now = self.asked_bytes, budget.device_bytes
+        if asked is None or now is None:
+            return asked is now
+        return abs(now - asked) <= asked // 8
+
+
+class Planner:
+    """Makes an engine's requests. Remembers where the device had less than a budget promised.
+
+    Threads: the compute thread; ``request`` from any.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._layers = tuple(_cost(group) for group in parts.inventory.layers)
+        self._cap: _Cap | None = None
+
+    def request(self, budget: Budget, activation_bytes: int) -> PlanRequest:
+        """Everything the planner has to know, in bytes."""
+        base, backend = self._parts.inventory.base, self._parts.backend
+        return PlanRequest(
+            layers=self._layers,
+            base_device_bytes=base.layout.size_bytes
+            + base.solid_bytes
+            + self._parts.inventory.buffer_bytes,
+            base_copied_bytes=base.copied_bytes,
+            device_budget_bytes=self._device_bytes(budget, activation_bytes),
+            host_budget_bytes=budget.host_bytes,
+            activation_bytes=activation_bytes,
+            slots=self._parts.config.slots,
+            staging_bytes=backend.staging_bytes,
+            lock_refusal=self._parts.lock_refusal,
+            staging_unit_bytes=backend.staging_unit_bytes,
+            page_bytes=PAGE_BYTES,
+            footprint=backend.footprint,
+        )
+
+    def notes(self, budget: Budget) -> tuple[str, ...]:
+        """What the status has to say about plans for ``budget``."""
+        return (_FULL_NOTE,) if self._cap is not None and self._cap.covers(budget) else ()
+
+    def give_way(self, budget: Budget, plan: Plan) -> Plan | None:
+        """A smaller plan than one under which a run found the device full; None if there is none.
+        Plans for such a budget stay that small: a run like that one would end like that one."""
+        smaller = smaller_budget(self.request(budget, plan.activation_bytes), plan)
+        if smaller is None or smaller.device_budget_bytes is None:
+            return None
+        weight_bytes = smaller.device_budget_bytes - smaller.activation_bytes
+        self._cap = _Cap(weight_bytes, budget.device_bytes)
+        return make_plan(smaller)
+
+    def half_way(self, budget: Budget, plan: Plan, before: Plan) -> Plan:
+        """Between a plan that fitted and one that did not. Raises: DeviceBudgetError."""
+        weight_bytes = (plan.device_bytes + before.device_bytes) // 2
+        self._cap = _Cap(weight_bytes, budget.device_bytes)
+        return make_plan(self.request(budget, plan.activation_bytes))
+
+    def _device_bytes(self, budget: Budget, activation_bytes: int) -> int | None:
+        limit = budget.device_bytes
+        if self._cap is None or not self._cap.covers(budget):
+            return limit
+        most = self._cap.weight_bytes + activation_bytes
+        return most if limit is None else min(most, limit)
 
 
 def smaller_budget(request: PlanRequest, plan: Plan) -> PlanRequest | None:
