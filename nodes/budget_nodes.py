@@ -47,6 +47,8 @@ def _figures(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
         return CourierBudget(Budget(), AUTO)
     if preset == CUSTOM:
         device = gib_to_bytes(vram_gib, "vram_gib") or None
+        if device is None and vram_gib > 0:
+            device = 1  # less than a byte is no budget, and not a budget without a limit
         if isinstance(host_gib, (int, float)) and host_gib < 0 and host_gib != -1:
             raise ConfigError(f"host_gib is {host_gib}; it must be -1 (automatic), 0 or more")
         host = None if host_gib == -1 else gib_to_bytes(host_gib, "host_gib")

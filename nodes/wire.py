@@ -158,7 +158,7 @@ def _placed_text(layers: Sequence[LayerRecord]) -> str:
     in_part = [layer for layer in layers if 0 < layer.resident_bytes < layer.size_bytes]
     if in_part:
         size = size_text(sum(layer.resident_bytes for layer in in_part))
-        parts.append(f"{size} of what streams stays on the device")
+        parts.append(f"{size} of the layers that stream are resident")
     return ", ".join(parts) or "nothing"
 
 

@@ -183,6 +183,8 @@ class LayerEngine:
         self._parts.stream.interrupt = interrupt
         self._meter.begin()
         self._gave_way = False
+        if self._plan is not None:
+            self._occupancy.prepare_locks(self._plan)
         try:
             yield
             self._parts.stream.wind_down()
@@ -372,6 +374,7 @@ class LayerEngine:
             raise
         self._plan = plan
         self._meter.restart()
+        self._occupancy.prepare_locks(plan)
 
     def _stage_refused(self) -> None:
         if all(source.lock_refusal is None for source in self._parts.sources):

@@ -77,9 +77,14 @@ class Occupancy:
         self._stage(plan.staging_bytes)
         self._publish()
         parts.stream.open(streamed, slots)
-        # While the model prepares its first pass, which takes a second in a new process.
-        parts.courier.prepare([parts.sources[index] for index in plan.streamed])
         self.peak_bytes = max(self.peak_bytes, self.device_bytes)
+
+    def prepare_locks(self, plan: Plan) -> None:
+        """Have the courier take the plan's page locks while it has nothing to bring.
+
+        The model's first pass in a new process spends a second on loading kernels.
+        """
+        self._parts.courier.prepare([self._parts.sources[index] for index in plan.streamed])
 
     def release(self) -> None:
         """Leave the device, the page locks and the staging."""

@@ -145,6 +145,7 @@ class LayerStream:
         with SIGBUS.
         """
         self._call_off()
+        self._courier.rest()
         for slot in self._slots:
             if slot.order is not None:
                 slot.order.wait(self.interrupt, self._poll_seconds)

@@ -83,7 +83,7 @@ def read_switches(environ: Mapping[str, str]) -> Switches:
     Raises: ConfigError for a figure that is not a number.
     """
     testing = environ.get("COURIER_TESTING") == "1"
-    notes = []
+    notes: list[str] = []
     pretend: dict[str, int | None] = {}
     for kind in ("DEVICE", "HOST"):
         name = f"COURIER_PRETEND_{kind}_GIB"
@@ -96,9 +96,9 @@ def read_switches(environ: Mapping[str, str]) -> Switches:
             continue
         pretend[kind] = gib_to_bytes(_number(text, name), name)
         notes.append(f"{name}={text}: the {kind.lower()} is treated as that large (a test setting)")
-    courier = environ.get("COURIER_THREAD", "1") != "0"
-    in_place = environ.get("COURIER_IN_PLACE", "1") != "0"
-    self_check = environ.get("COURIER_SELF_CHECK") == "1"
+    courier = _flag(environ, "COURIER_THREAD", True, notes)
+    in_place = _flag(environ, "COURIER_IN_PLACE", True, notes)
+    self_check = _flag(environ, "COURIER_SELF_CHECK", False, notes)
     if not courier:
         notes.append("COURIER_THREAD=0: layers are copied by the compute thread, without overlap")
     if not in_place:
@@ -116,6 +116,17 @@ def read_switches(environ: Mapping[str, str]) -> Switches:
         pretend_host_bytes=pretend["HOST"],
         notes=tuple(notes),
     )
+
+
+def _flag(environ: Mapping[str, str], name: str, default: bool, notes: list[str]) -> bool:
+    text = environ.get(name, "").strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    if text:
+        notes.append(f"{name}={environ[name]} is not understood and has no effect; use 1 or 0")
+    return default
 
 
 def _number(text: str, name: str) -> float:

@@ -31,6 +31,7 @@ assert "must be a number of GiB" in refusal(budgets.budget_from, "custom", "2GB"
 assert "choose 'each model'" in node.validate_inputs("auto", "some")
 assert "choose 'each model'" in refusal(budgets.budget_from, "custom", 1.0, 0.0, "some")
 assert not node.execute("custom", 1.0, 0.0).result[0].budget.shared
+assert node.execute("custom", 1e-10, 0.0).result[0].budget.device_bytes == 1
 together = node.execute("custom", 1.0, 0.0, "all models together").result[0].budget
 assert (together.device_bytes, together.host_bytes, together.shared) == (2**30, 0, True)
 assert not node.execute("auto", 1.0, 0.0, "all models together").result[0].budget.shared

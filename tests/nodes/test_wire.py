@@ -221,7 +221,7 @@ def test_a_layer_that_streams_in_part_counts_with_each_part_where_it_rests(
     assert model["bytes"] == {"resident": 2 * MIB, "pinned": 6 * MIB, "mapped": 0, "pageable": 0}
     assert [layer["resident_bytes"] for layer in model["layers"]] == [MIB, MIB]
     text = wire.status_text(record)
-    assert "2 pinned (6.00 MiB), 2.00 MiB of what streams stays on the device" in text
+    assert "2 pinned (6.00 MiB), 2.00 MiB of the layers that stream are resident" in text
     assert "4.00 MiB each       25%  pinned, in place" in text
 
 

@@ -76,3 +76,23 @@ def test_a_pretended_size_that_is_no_figure_is_refused(figure: str, reason: str)
     environ = {"COURIER_TESTING": "1", "COURIER_PRETEND_DEVICE_GIB": figure}
     with pytest.raises(ConfigError, match=f"COURIER_PRETEND_DEVICE_GIB.* {reason}"):
         read_switches(environ)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_switches_are_understood_as_people_write_them(text: str) -> None:
+    assert read_switches({"COURIER_SELF_CHECK": text}).self_check
+    assert read_switches({"COURIER_THREAD": text}).courier
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "OFF"])
+def test_switches_are_switched_off_as_people_write_it(text: str) -> None:
+    assert not read_switches({"COURIER_IN_PLACE": text}).in_place
+    assert not read_switches({"COURIER_SELF_CHECK": text}).self_check
+
+
+def test_a_switch_that_is_not_understood_has_no_effect_and_says_so() -> None:
+    switches = read_switches({"COURIER_SELF_CHECK": "perhaps"})
+    assert not switches.self_check
+    assert switches.notes == (
+        "COURIER_SELF_CHECK=perhaps is not understood and has no effect; use 1 or 0",
+    )
