@@ -58,12 +58,16 @@ def _pass(executor: Any, *args: Any, **kwargs: Any) -> Any:
     if attachment is None:
         return executor(*args, **kwargs)
     engine = attachment.engine
+    if attachment.private:
+        # Hooked weights stand in for the engine's own until the run ends: the plan stays as it is.
+        return executor(*args, **kwargs)
     try:
         result = executor(*args, **kwargs)
     except Exception as error:
         if not engine.give_way(error):
             raise
     else:
+        attachment.allow()
         engine.end_pass()
         return result
     # Outside the handler, so that nothing of the pass that failed is held any more.

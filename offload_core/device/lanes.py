@@ -117,9 +117,9 @@ class CopyLanes:
         with self._wake:
             if self._closed:
                 raise StateError("the copy lanes were closed; load the model again")
-            self._jobs.append(job)
             if not self._threads:
-                self._start()
+                self._start()  # first: where no thread can be had, no job may be left behind
+            self._jobs.append(job)
             self._wake.notify_all()
         return future
 
@@ -147,16 +147,19 @@ class CopyLanes:
 
     def _start(self) -> None:
         # Daemons: a copy stuck on a dead network drive must not keep the process from ending.
-        self._threads = [
-            threading.Thread(
+        for number in range(len(self._lanes)):
+            thread = threading.Thread(
                 target=self._work, args=(number,), name=f"courier-lane-{number}", daemon=True
             )
-            for number in range(len(self._lanes))
-        ]
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                break  # the system has no more threads to give; fewer lanes carry as well
+            self._threads.append(thread)
         # Of a thread and not of self, which the threads hold: it goes when they have been ended.
         weakref.finalize(self._threads[0], _end_at_exit, self)
-        for thread in self._threads:
-            thread.start()
 
     def _work(self, number: int) -> None:
         lane = self._lanes[number]

@@ -135,10 +135,10 @@ class Courier:
         with self._lock:
             if self._closed or not self._threaded:
                 return
-            self._ahead = deque(sources)
-            self._queue.put(_LOOK)
             if self._thread is None:
                 self._start()
+            self._ahead = deque(sources)
+            self._queue.put(_LOOK)
 
     def rest(self) -> None:
         """Prepare nothing more, and wait for what is under way. Raises: StateError."""
@@ -155,9 +155,9 @@ class Courier:
             if self._threaded:
                 # Put under the lock: a thread that is ending drains the queue under it too, so
                 # an order can never fall between the last drain and the restart.
-                self._queue.put(order)
                 if self._thread is None:
-                    self._start()
+                    self._start()  # first: where no thread can be had, no order may be left behind
+                self._queue.put(order)
                 return
         _serve(self._backend, order)
 
@@ -188,8 +188,8 @@ class Courier:
         # A daemon: a copy stuck on a dead network drive must not keep the process from ending.
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         weakref.finalize(thread, _end_at_exit, weakref.ref(thread), self._queue)
-        self._thread = thread
         thread.start()
+        self._thread = thread
 
     def _work(self) -> None:
         order: Order | _Wake | None = None

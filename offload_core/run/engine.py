@@ -136,9 +136,15 @@ class LayerEngine:
 
     @property
     def promised_host_bytes(self) -> int:
-        """What the plan that is loaded may come to hold on the host; 0 when none is."""
-        plan = self._plan
-        return 0 if plan is None else plan.copied_bytes + plan.lock_bytes + plan.staging_bytes
+        """What is held on the host, or what the plan that is loaded may come to hold."""
+        plan, memory = self._plan, self.snapshot().memory
+        promised = 0 if plan is None else plan.copied_bytes + plan.lock_bytes + plan.staging_bytes
+        # Locks that are larger than the plan's are kept where there is room; copies are always.
+        return max(promised, memory.host_bytes)
+
+    def allow(self, budget: Budget) -> None:
+        """Correct the plan by this budget from now on; the plan itself stays until then."""
+        self._budget = budget
 
     def planned_device_bytes(self, budget: Budget, activation_bytes: int) -> int:
         """What ``load`` with these figures would hold and leave for activations, at least what the
@@ -163,7 +169,8 @@ class LayerEngine:
             self.load(Budget(max(0, target), self._budget.host_bytes), self._plan.activation_bytes)
         except CourierError:
             # Too small for any plan, or its file changed: whoever needs the room is not to blame.
-            self.unload()
+            with contextlib.suppress(StateError):  # a stuck courier: then it gives nothing
+                self.unload()
         return before - self.device_bytes
 
     @contextlib.contextmanager
@@ -190,7 +197,7 @@ class LayerEngine:
             self._parts.stream.wind_down()
             for mapping in self._parts.mappings:
                 mapping.check_not_rewritten()
-            self._meter.measure()
+            self._meter.end()
         finally:
             # Also for a cancel, which is no Exception and reaches no post-hook.
             with torch.inference_mode(False), torch.no_grad():

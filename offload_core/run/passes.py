@@ -26,6 +26,7 @@ class PassMeter:
         self._margin_bytes = margin_bytes
         self._recent_bytes: int | None = None
         self._passes = 0
+        self._passes_of_plan = 0
 
     @property
     def need_bytes(self) -> int | None:
@@ -48,7 +49,7 @@ class PassMeter:
         self._backend.trim()
         self._backend.start_activation_peak()
         self.peak_bytes = self._recent_bytes = None
-        self._passes = 0
+        self._passes = self._passes_of_plan = 0
 
     def end_pass(self) -> bool:
         """Count a pass; whether to look at the measurement after it.
@@ -56,6 +57,7 @@ class PassMeter:
         1, 2, 4, 8, ...: what a pass takes changes seldom, and asking costs a little.
         """
         self._passes += 1
+        self._passes_of_plan += 1
         return not self._passes & (self._passes - 1)
 
     def measure(self) -> None:
@@ -65,7 +67,13 @@ class PassMeter:
             self._recent_bytes = max(peak, self._recent_bytes or 0)
             self.peak_bytes = max(peak, self.peak_bytes or 0)
 
+    def end(self) -> None:
+        """A run ends. Under a plan that no pass has seen yet there is nothing to measure."""
+        if self._passes_of_plan or not self._passes:
+            self.measure()
+
     def restart(self) -> None:
         """Another plan is in place: its passes are measured by themselves."""
         self._backend.start_activation_peak()
         self._recent_bytes = None
+        self._passes_of_plan = 0

@@ -323,3 +323,22 @@ def test_the_layer_behind_is_read_ahead_once_its_order_is_served(threaded: bool)
     assert source.read == ["part"] * 3
     with pytest.raises(TransferError, match="layer layer could not be brought"):
         failing.collect(None, 1)
+
+
+def test_where_no_thread_can_be_had_no_order_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    courier = Courier(FakeBackend(), "test")
+    refused = order()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            courier.ship(refused)
+    later = order()
+    courier.ship(later)
+    assert later.finished.wait(30)
+    courier.close()
+    assert not refused.finished.is_set()

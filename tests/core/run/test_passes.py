@@ -511,3 +511,34 @@ def test_a_plan_that_gave_way_stays_smaller_though_the_budget_holds_everything(
             engine.end_pass()
             # The device refused this much a moment ago, and may be given way to once a run.
             assert engine.snapshot().memory.device_bytes <= whole * 3 // 4
+
+
+class Forgetful(FakeBackend):
+    """Measures from ``start_activation_peak`` on, as a real device does."""
+
+    taken = 0
+
+    def start_activation_peak(self) -> None:
+        self.taken = 0
+
+    def activation_peak_bytes(self) -> int | None:
+        return self.taken
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_a_run_whose_last_pass_was_corrected_remembers_what_it_took(
+    make_tiny: Callable[..., Any],
+    engine_over: Over,
+    poisoned: Config,
+    share_of: Callable[..., int],
+    passes: int,
+) -> None:
+    tiny, fake = make_tiny(5, deep=True), Forgetful()
+    engine = engine_over(tiny, fake, config=poisoned(margin_bytes=1000))
+    engine.load(budget_of(engine, share_of, 90), 100_000)
+    with engine.run():
+        for _ in range(passes):
+            assert tiny.is_exact()
+            fake.taken = 60_000
+            engine.end_pass()
+    assert engine.activation_need_bytes == 61_000

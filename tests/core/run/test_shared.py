@@ -116,3 +116,40 @@ def test_without_figures_nobody_gives_way(three: Any) -> None:
     for _, engine in three:
         load(share, engine)
     assert held(three) == [whole(engine) for _, engine in three]
+
+
+def test_locks_that_are_kept_larger_than_the_plan_count_against_the_others(
+    make_tiny: Callable[..., Any], engine_over: Over
+) -> None:
+    tiny = make_tiny(5, deep=True)
+    engine = engine_over(tiny, FakeBackend())
+    smallest = smallest_of(engine)
+    engine.load(Budget(smallest, None))
+    with engine.run():
+        assert tiny.is_exact()
+    locked = engine.snapshot().memory.locked_bytes
+    plan = engine.load(Budget((smallest + whole(engine)) // 2, None))
+    assert engine.snapshot().memory.locked_bytes == locked > plan.lock_bytes
+    assert engine.promised_host_bytes >= locked
+
+
+def test_a_correction_stays_within_what_the_others_leave_now(three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(size + size // 2, 0))
+    first, second = three[0][1], three[1][1]
+    first.load(Budget(smallest_of(first), 0))
+    share.take(first, Budget(), 0)
+    load(share, second)
+    with first.run():
+        first.allow(share.take(first, Budget(), 0))
+        first.end_pass()
+        assert three[0][0].is_exact()
+    assert sum(held(three)) <= size + size // 2
+
+
+def smallest_of(engine: LayerEngine) -> int:
+    try:
+        engine.plan(Budget(0))
+    except DeviceBudgetError as error:
+        return error.smallest_bytes
+    raise AssertionError("a device budget of nothing was accepted")
