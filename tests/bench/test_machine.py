@@ -5,12 +5,12 @@ from pathlib import Path
 
 from bench.machine import Ground, boot_id, command_text, describe, offer_model, warm
 
-GROUND = Ground(Path("/root"), Path("/base"), Path("/old"), "py", Path("/new"), "newpy")
+GROUND = Ground(Path("/checkout"), Path("/base"), Path("/old"), "py", Path("/new"), "newpy")
 
 
 def test_checkout_is_last_on_the_path_of_a_child() -> None:
     environment = GROUND.environment(False, {"PYTHONPATH": "mine", "HOME": "h"})
-    expected = [str(Path("/root/tests/comfyui")), "mine", str(Path("/root"))]
+    expected = [str(Path("/checkout/tests/comfyui")), "mine", str(Path("/checkout"))]
     assert environment["PYTHONPATH"].split(os.pathsep) == expected
     assert environment["COURIER_TEST_COMFYUI"] == str(Path("/old"))
     assert environment["HOME"] == "h"
@@ -22,7 +22,9 @@ def test_newer_rows_have_their_own_program() -> None:
 
 
 def test_command_is_told_without_the_folder_of_the_checkout() -> None:
-    text = command_text("bench.suite", ["--out", f"/root{os.sep}bench", "a b"], Path("/root"))
+    text = command_text(
+        "bench.suite", ["--out", f"/checkout{os.sep}bench", "a b"], Path("/checkout")
+    )
     assert text == "python3 -m bench.suite --out bench 'a b'"
 
 
