@@ -35,11 +35,21 @@ def budget_from(
     preset: str, vram_gib: float, host_gib: float, applies_to: str = EACH
 ) -> CourierBudget:
     """The budget a user chose. Raises: ConfigError naming the field that cannot be meant."""
-    if applies_to not in (EACH, TOGETHER):
-        raise ConfigError(f"applies_to is {applies_to!r}; choose {EACH!r} or {TOGETHER!r}")
+    refusal = _refusal(preset, applies_to)
+    if refusal is not None:
+        raise ConfigError(refusal)
     chosen = _figures(preset, vram_gib, host_gib)
     shared = applies_to == TOGETHER and preset != AUTO
     return replace(chosen, budget=replace(chosen.budget, shared=shared))
+
+
+def _refusal(preset: str | None, applies_to: str | None) -> str | None:
+    """Why a choice cannot be meant; None stands for one that is not known yet."""
+    if applies_to not in (None, EACH, TOGETHER):
+        return f"applies_to is {applies_to!r}; choose {EACH!r} or {TOGETHER!r}"
+    if preset is not None and preset not in CHOICES:
+        return f"preset is {preset!r}; choose one of {', '.join(CHOICES)}"
+    return None
 
 
 def _figures(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
@@ -53,8 +63,6 @@ def _figures(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
             raise ConfigError(f"host_gib is {host_gib}; it must be -1 (automatic), 0 or more")
         host = None if host_gib == -1 else gib_to_bytes(host_gib, "host_gib")
         return CourierBudget(Budget(device, host), CUSTOM)
-    if preset not in PRESETS:
-        raise ConfigError(f"preset is {preset!r}; choose one of {', '.join(CHOICES)}")
     card, ram = PRESETS[preset]
     return CourierBudget(
         Budget(
@@ -123,11 +131,7 @@ class CourierBudgetNode(io.ComfyNode):
         cls, preset: str | None = None, applies_to: str | None = None
     ) -> bool | str:
         """The core compares no choice of a node like this one with its list."""
-        if applies_to is not None and applies_to not in (EACH, TOGETHER):
-            return f"applies_to is {applies_to!r}; choose {EACH!r} or {TOGETHER!r}"
-        if preset is not None and preset not in CHOICES:
-            return f"preset is {preset!r}; choose one of {', '.join(CHOICES)}"
-        return True
+        return _refusal(preset, applies_to) or True
 
     @classmethod
     def execute(

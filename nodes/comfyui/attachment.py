@@ -73,12 +73,13 @@ class Attachment:
             budget = self.share.take(self.engine, budget, activation_bytes)
         self.engine.load(budget, self.activations_within(budget.device_bytes))
 
-    def allow(self) -> None:
-        """Before a correction: others may have been loaded under the shared budget meanwhile."""
-        need = self.engine.activation_need_bytes
+    def end_pass(self) -> None:
+        """Let the engine correct its plan, within what others leave of a shared budget now."""
         if self.share is not None:
             wanted = Budget(self._device_limit(), self.host_bytes())
-            self.engine.allow(self.share.take(self.engine, wanted, need or 0))
+            need = self.engine.activation_need_bytes or 0
+            self.engine.allow(self.share.take(self.engine, wanted, need))
+        self.engine.end_pass()
 
     def activations_within(self, limit_bytes: int | None) -> int:
         """What to leave for activations under that device budget.

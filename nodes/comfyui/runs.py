@@ -57,20 +57,17 @@ def _pass(executor: Any, *args: Any, **kwargs: Any) -> Any:
     attachment = attachment_of(executor.class_obj)
     if attachment is None:
         return executor(*args, **kwargs)
-    engine = attachment.engine
     if attachment.private:
         # Hooked weights stand in for the engine's own until the run ends: the plan stays as it is.
         return executor(*args, **kwargs)
+    again = False
     try:
         result = executor(*args, **kwargs)
     except Exception as error:
-        if not engine.give_way(error):
+        again = attachment.engine.give_way(error)
+        if not again:
             raise
-    else:
-        attachment.allow()
-        engine.end_pass()
-        return result
-    # Outside the handler, so that nothing of the pass that failed is held any more.
-    result = executor(*args, **kwargs)
-    engine.end_pass()
+    if again:  # outside the handler, so that nothing of the pass that failed is held any more
+        result = executor(*args, **kwargs)
+    attachment.end_pass()
     return result

@@ -273,6 +273,7 @@ class CudaBackend:
         try:
             return lanes.submit(loose, after, lambda carried: self._join([*events, *carried]))
         except BaseException:
+            # The locked pieces are under way, and the caller is about to take the memory for free.
             self._copy_stream.synchronize()
             raise
 

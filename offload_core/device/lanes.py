@@ -21,11 +21,8 @@ from typing import Protocol
 
 import torch
 
-from ..values import StateError
+from ..values import EXIT_SECONDS, StateError
 from .backend import CopyPiece, DeviceEvent
-
-EXIT_SECONDS = 1.0
-"""How long the end of the interpreter waits for all lanes; see the courier's own."""
 
 
 class Lane(Protocol):

@@ -25,7 +25,7 @@ from ..values import (
     CheckpointError,
     MappingError,
     align_down,
-    align_up,
+    whole_pages,
 )
 from .checkpoint import CheckpointHeader, TensorEntry, read_header
 from .identity import (
@@ -128,9 +128,8 @@ class FileMapping:
         The length may be 0. Only pages that lie fully inside: two neighbours never share one, and
         locking a shared page twice is refused by the driver (docs/engine.md, "Page locks").
         """
-        first = align_up(file_offset, PAGE_BYTES)
-        last = align_down(file_offset + size_bytes, PAGE_BYTES)
-        return self._address + first, max(0, last - first)
+        first, size = whole_pages(file_offset, file_offset + size_bytes, PAGE_BYTES)
+        return self._address + first, size
 
     def is_cached(self, file_offset: int, size_bytes: int) -> bool:
         """Whether a sample of these bytes is in the page cache; True where nobody can tell."""

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ..values.errors import DeviceBudgetError, HostBudgetError
 from ..values.states import Placement
-from ..values.units import align_down, align_up, gib_text, size_text
+from ..values.units import align_down, align_up, gib_text, size_text, whole_pages
 from .layout import ALIGNMENT, Extent
 from .windows import NOTHING, Footprint, Streaming, Window, stream_least
 
@@ -52,10 +52,10 @@ class LayerCost:
             if self.mapped[index] is not mapped or not extent.size_bytes:
                 continue
             if extent.address != end or not mapped:
-                total += _whole_pages(start, end, page_bytes)
+                total += whole_pages(start, end, page_bytes)[1]
                 start = extent.address
             end = extent.address + extent.size_bytes
-        return total + _whole_pages(start, end, page_bytes)
+        return total + whole_pages(start, end, page_bytes)[1]
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,3 @@ def _hosting(
     if request.host_budget_bytes == 0:
         return Placement.MAPPED, "the host budget is 0; streams from the file"
     return Placement.MAPPED, "the host budget is used up; streams from the file"
-
-
-def _whole_pages(start: int, end: int, page_bytes: int) -> int:
-    first, last = align_up(start, page_bytes), align_down(end, page_bytes)
-    return max(0, last - first)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..device import DeviceBackend, DeviceEvent
-from ..values import CourierStoppedError, StateError, TransferError
+from ..values import EXIT_SECONDS, CourierStoppedError, StateError, TransferError
 from .source import LayerSource
 from .weights import WeightGroup
 
@@ -98,10 +98,6 @@ class _Wake(enum.Enum):
 _LOOK = _Wake.LOOK
 _STOP = None
 _LOG = logging.getLogger("courier")
-
-EXIT_SECONDS = 1.0
-"""How long the end of the interpreter waits for a copy under way. A thread that comes back from
-torch into a dead interpreter aborts the process, so it is worth a wait, but not a hang."""
 
 
 class Courier:

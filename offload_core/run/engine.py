@@ -102,9 +102,7 @@ class LayerEngine:
             if smaller is None:
                 raise
             plan = make_plan(smaller)
-            note = (
-                f"the device had less memory than the budget allows ({error}); a smaller plan runs"
-            )
+            note = _shortage_note(error)
             self._apply(budget, plan)
             self._notes = (*self._parts.notes, note)
         return plan
@@ -220,7 +218,9 @@ class LayerEngine:
             return
         if not self._meter.end_pass():
             return
-        self._stage_refused()
+        if self._occupancy.lacks_staging:
+            self._parts.stream.settle_orders()
+            self._occupancy.stage_what_was_refused()
         self._meter.measure()
         need = self._meter.need_bytes
         if need is not None:
@@ -302,17 +302,11 @@ class LayerEngine:
         self._parts.stream.settle_orders()
         self._move(EngineState.LOADING)
         try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.settle_into(plan, budget.host_bytes)
-        except BaseException as error:
-            # The frames below would keep the buffers that were had before the failure.
-            traceback.clear_frames(error.__traceback__)
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.release()
-            self._plan = None
+            self._occupy(plan, budget)
+        except BaseException:
             self._move(EngineState.UNLOADED)
             raise
-        self._budget, self._plan = budget, plan
+        self._budget = budget
         self._notes = (*self._parts.notes, *self._planner.notes(budget))
         self._move(EngineState.LOADED)
 
@@ -354,10 +348,7 @@ class LayerEngine:
         except DeviceMemoryError as error:
             # Others hold what the budget promises.
             self._settle_smaller(plan, before)
-            note = (
-                f"the device had less memory than the budget allows ({error}); a smaller plan runs"
-            )
-            self._notes = (*self._parts.notes, note)
+            self._notes = (*self._parts.notes, _shortage_note(error))
 
     def _settle_smaller(self, plan: Plan, before: Plan) -> None:
         """Half-way between the plan that ran until now and one that turned out too large; the
@@ -370,24 +361,23 @@ class LayerEngine:
     def _settle(self, plan: Plan) -> None:
         """Go from plan to plan in the middle of a run, between two passes."""
         self._parts.stream.settle_orders()
-        self._plan = None
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.settle_into(plan, self._budget.host_bytes)
-        except BaseException as error:
-            traceback.clear_frames(error.__traceback__)
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.release()
-            raise
-        self._plan = plan
+        self._occupy(plan, self._budget)
         self._meter.restart()
         self._occupancy.prepare_locks(plan)
 
-    def _stage_refused(self) -> None:
-        if all(source.lock_refusal is None for source in self._parts.sources):
-            return
-        self._parts.stream.settle_orders()
-        self._occupancy.stage_what_was_refused(self._parts.backend.staging_bytes)
+    def _occupy(self, plan: Plan, budget: Budget) -> None:
+        """Bring the device to ``plan``; after an error nothing is on it and no plan is in force."""
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.settle_into(plan, budget.host_bytes)
+        except BaseException as error:
+            # The frames below would keep the buffers that were had before the failure.
+            traceback.clear_frames(error.__traceback__)
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.release()
+            self._plan = None
+            raise
+        self._plan = plan
 
     def _check_files(self) -> None:
         for mapping in self._parts.mappings:
@@ -421,3 +411,7 @@ def _shut_down(
     while handles:
         handles.pop().remove()
     backend.close()
+
+
+def _shortage_note(error: DeviceMemoryError) -> str:
+    return f"the device had less memory than the budget allows ({error}); a smaller plan runs"

@@ -103,16 +103,17 @@ class Occupancy:
         self._move_buffers(torch.device("cpu"))
         parts.backend.trim()
 
-    def stage_what_was_refused(self, size_bytes: int) -> bool:
-        """Have staging for layers whose locks the system refused, as far as the budget allows.
+    @property
+    def lacks_staging(self) -> bool:
+        """Whether layers whose locks the system refused have none to stream through."""
+        refused = any(source.lock_refusal is not None for source in self._parts.sources)
+        return refused and not self.staging_bytes
 
-        Returns: whether there is some now that was not there before.
-        """
-        if self.staging_bytes or all(s.lock_refusal is None for s in self._parts.sources):
-            return False
-        room = min(size_bytes, self._parts.ledger.free_bytes)
-        self._stage(align_down(room, self._parts.backend.staging_unit_bytes))
-        return self.staging_bytes > 0
+    def stage_what_was_refused(self) -> None:
+        """Have staging for such layers, as far as the budget allows. Nothing may be shipping."""
+        backend = self._parts.backend
+        room = min(backend.staging_bytes, self._parts.ledger.free_bytes)
+        self._stage(align_down(room, backend.staging_unit_bytes))
 
     def _give_back(self, plan: Plan) -> dict[int, list[int]]:
         """Offload what the plan does not keep; the weights by layer that are still to come."""

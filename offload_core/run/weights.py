@@ -12,7 +12,7 @@ from torch import nn
 from ..device import Recode
 from ..host import PAGE_BYTES, FileMapping, MemoryKind, memory_kind
 from ..plan import ALIGNMENT, BlockList, BufferLayout, Extent, lay_out
-from ..values import ConfigError, align_down, align_up
+from ..values import ConfigError, whole_pages
 
 BASE_NAME = "(outside the blocks)"
 """The name under which the status shows what belongs to no single layer."""
@@ -278,8 +278,7 @@ def _page_runs(weights: Sequence[Weight]) -> Iterator[PageRun]:
     for weight in weights:
         start, end = weight.extent.address, weight.extent.address + weight.extent.size_bytes
         if weight.mapping is None:
-            first = align_up(start, PAGE_BYTES)
-            size = max(0, align_down(end, PAGE_BYTES) - first)
+            first, size = whole_pages(start, end, PAGE_BYTES)
             yield PageRun(first, size, weight.home.detach(), None)
         elif spans and spans[-1][0] is weight.mapping and spans[-1][2] >= start:
             spans[-1] = (weight.mapping, spans[-1][1], max(end, spans[-1][2]))

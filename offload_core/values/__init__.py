@@ -2,6 +2,7 @@
 
 from .config import (
     CHUNK_BYTES,
+    EXIT_SECONDS,
     Budget,
     EngineConfig,
     Switches,
@@ -44,11 +45,13 @@ from .units import (
     gib_text,
     gib_to_bytes,
     size_text,
+    whole_pages,
 )
 
 __all__ = [
     "CHUNK_BYTES",
     "ENGINE_MOVES",
+    "EXIT_SECONDS",
     "GIB",
     "KIB",
     "LAYER_MOVES",
@@ -82,4 +85,5 @@ __all__ = [
     "gib_to_bytes",
     "read_switches",
     "size_text",
+    "whole_pages",
 ]

@@ -70,6 +70,10 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
 
 
+EXIT_SECONDS = 1.0
+"""How long the end of the interpreter waits for a thread's copy under way. A thread that comes back
+from torch into a dead interpreter aborts the process, so it is worth a wait, but not a hang."""
+
 CHUNK_BYTES = 16 * MIB
 """One page-locked staging chunk (docs/engine.md, "Staging")."""
 

@@ -45,6 +45,12 @@ def align_up(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
+def whole_pages(start: int, end: int, page_bytes: int) -> tuple[int, int]:
+    """Start and length of the whole pages between two addresses; the length may be 0."""
+    first, last = align_up(start, page_bytes), align_down(end, page_bytes)
+    return first, max(0, last - first)
+
+
 def align_down(offset: int, alignment: int) -> int:
     """The largest multiple of ``alignment`` that is not above ``offset``."""
     return offset // alignment * alignment
