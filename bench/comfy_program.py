@@ -140,6 +140,17 @@ def load_core(path: Path) -> Any:
     return comfy.sd.load_diffusion_model(str(path), model_options={})
 
 
+def let_go() -> None:
+    """Unload every model; what nobody holds is freed with it."""
+    import gc
+
+    import comfy.model_management
+
+    gc.collect()
+    comfy.model_management.unload_all_models()
+    comfy.model_management.soft_empty_cache()
+
+
 @dataclass(frozen=True)
 class Pack:
     """The modules of the pack's own copy that benchmarks use."""

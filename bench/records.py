@@ -75,7 +75,11 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class ContenderRecord:
-    """One process: its load, its runs, and what it consists of."""
+    """One process: its load, its runs, and what it consists of.
+
+    Attributes:
+        again_seconds: a second load and its first step after all that, at the first latent.
+    """
 
     load_seconds: float
     load_peak: PeakRecord
@@ -83,6 +87,7 @@ class ContenderRecord:
     anon_bytes_before: int | None
     versions: Mapping[str, str]
     runs: Sequence[RunRecord]
+    again_seconds: float | None = None
 
     def runs_of(self, latent: str) -> list[RunRecord]:
         return [run for run in self.runs if run.latent == latent]

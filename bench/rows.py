@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from bench.units import GIB
 
-CHUNKS_HOST_GIB = 0.22
-"""What staging alone takes: seven threads with two chunks of 16 MiB and a page each."""
+CHUNKS_HOST_GIB = 0.11
+"""What staging alone takes: seven threads with two chunks of 8 MiB and a page each."""
 SMALL_HOST_GIB = 8.0
 
 

@@ -14,6 +14,7 @@ _STEP_HEAD = (
     "equal",
     "load s",
     "first step s",
+    "both again s",
     "s/step",
     "vs resident",
     "s/step, run 1",
@@ -59,7 +60,8 @@ NOTES = (
     "s/step is the median of the steps after the third in the last run; ratios are to the resident",
     "row of the same start of the machine. The link floor is the streamed bytes over the measured",
     "copy rate of page-locked memory. The driver's peak counts all that the process took since its",
-    "CUDA context was there. What the core streams in a step is what it has not loaded, by its own",
+    "CUDA context was there. Both again: a load and a first step later in the same process, after",
+    "the model was let go. What the core streams in a step is what it has not loaded, by its own",
     "count. \"equal\" compares every latent with the resident row's, bit for bit.",
 )  # fmt: skip
 
@@ -81,6 +83,7 @@ def _step_cells(row: RowRecord, latent: str, baselines: Baselines) -> list[str]:
         equal_text(row, latent),
         f"{row.contender.load_seconds:.2f}",
         f"{first.first_seconds:.2f}",
+        _number(row.contender.again_seconds if latent == row.contender.latents()[0] else None, 2),
         f"{last.steady_seconds:.4f}",
         _number(baselines.ratio(row, last), 2),
         f"{first.steady_seconds:.4f}",

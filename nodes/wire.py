@@ -70,6 +70,7 @@ def _layer_json(layer: LayerRecord) -> dict[str, Any]:
         "name": layer.name,
         "bytes": layer.size_bytes,
         "resident_bytes": layer.resident_bytes,
+        "locked_bytes": layer.locked_bytes,
         "placement": layer.placement.value,
         "in_place": layer.in_place,
         "reason": layer.reason,
@@ -86,12 +87,22 @@ def _by_placement(layers: Iterable[LayerRecord], value: Any) -> dict[str, int]:
 
 
 def _bytes_by_placement(layers: Iterable[LayerRecord]) -> dict[str, int]:
-    """Bytes by where they rest: of a layer that streams in part, the other part is resident."""
+    """Bytes by where they rest: of a layer that streams in part, the other part is resident; of a
+    mapped layer that is locked in part, that part is pinned."""
     sums = {placement.value: 0 for placement in Placement}
     for layer in layers:
+        pinned = _pinned_bytes(layer)
         sums[Placement.RESIDENT.value] += layer.resident_bytes
-        sums[layer.placement.value] += layer.size_bytes - layer.resident_bytes
+        sums[Placement.PINNED.value] += pinned
+        sums[layer.placement.value] += layer.size_bytes - layer.resident_bytes - pinned
     return sums
+
+
+def _pinned_bytes(layer: LayerRecord) -> int:
+    """Of a layer that is not called pinned, what of its streaming part is locked all the same."""
+    if layer.placement is not Placement.MAPPED:
+        return 0
+    return min(layer.locked_bytes, layer.size_bytes - layer.resident_bytes)
 
 
 def status_text(record: StatusRecord) -> str:
@@ -159,6 +170,9 @@ def _placed_text(layers: Sequence[LayerRecord]) -> str:
     if in_part:
         size = size_text(sum(layer.resident_bytes for layer in in_part))
         parts.append(f"{size} of the layers that stream are resident")
+    pinned = sum(_pinned_bytes(layer) for layer in layers)
+    if pinned:
+        parts.append(f"{size_text(pinned)} of the mapped layers are pinned")
     return ", ".join(parts) or "nothing"
 
 
@@ -202,13 +216,10 @@ def _budget_text(budget_bytes: int | None) -> str:
 def _layer_rows(layers: Sequence[LayerRecord]) -> Iterator[tuple[str, ...]]:
     """One row for neighbours that differ in nothing but their name."""
     yield ("layer", "size", "resident", "placement", "why")
-    for (size_bytes, resident_bytes, placement, in_place, reason), group in groupby(
-        layers, _likeness
-    ):
+    for (size_bytes, resident_bytes, where, reason), group in groupby(layers, _likeness):
         members = list(group)
         size = f"{size_text(size_bytes)} each" if len(members) > 1 else size_text(size_bytes)
         resident = f"{resident_bytes / size_bytes:.0%}" if size_bytes else "-"
-        where = f"{placement.value}, in place" if in_place else placement.value
         yield (_names_text(members), size, resident, where, printable(reason))
 
 
@@ -222,8 +233,18 @@ def _names_text(members: Sequence[LayerRecord]) -> str:
     return f"{first} - {number if shared else last} ({len(members)} layers)"
 
 
-def _likeness(layer: LayerRecord) -> tuple[int, int, Placement, bool, str]:
-    return (layer.size_bytes, layer.resident_bytes, layer.placement, layer.in_place, layer.reason)
+def _likeness(layer: LayerRecord) -> tuple[int, int, str, str]:
+    return (layer.size_bytes, layer.resident_bytes, _where_text(layer), layer.reason)
+
+
+def _where_text(layer: LayerRecord) -> str:
+    if layer.in_place:
+        return f"{layer.placement.value}, in place"
+    pinned = _pinned_bytes(layer)
+    if not pinned:
+        return layer.placement.value
+    share = pinned / (layer.size_bytes - layer.resident_bytes)
+    return f"{layer.placement.value}, {share:.0%} pinned in place"
 
 
 def _columns(rows: Iterable[tuple[str, ...]], right_aligned: set[int]) -> list[str]:

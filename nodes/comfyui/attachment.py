@@ -52,22 +52,29 @@ class Attachment:
     measured_activations: dict[tuple[int, ...], int] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
 
-    def budget_within(self, offered_bytes: int | None) -> Budget:
+    def budget_within(self, offered_bytes: int | None, room_bytes: int | None = None) -> Budget:
         """The budget to load with when the core offers ``offered_bytes`` for weights (None: all).
 
         The user's figure is a ceiling and the core's offer another. An offer too small for any
         plan is raised to the smallest one, as the core's own loader would also run then; a user's
         figure that is too small is an error.
+
+        Args:
+            room_bytes: what the device has for weights and activations together, where that is
+                known. Then it counts instead of the offer: the core keeps back at least 1.2 GiB for
+                activations, whatever they really take.
         """
         limit = self._device_limit()
         if offered_bytes is not None:
-            offer = max(offered_bytes + self.activation_bytes, self._smallest())
+            room = room_bytes if room_bytes is not None else offered_bytes + self.activation_bytes
+            offer = max(room, self._smallest())
             limit = offer if limit is None else min(limit, offer)
         return Budget(limit, self.host_bytes())
 
-    def load(self, offered_bytes: int | None) -> None:
-        """Load the engine with what the user allows and the core offers. Raises: CourierError."""
-        budget = self.budget_within(offered_bytes)
+    def load(self, offered_bytes: int | None, room_bytes: int | None = None) -> None:
+        """Load the engine with what the user allows and the core offers (see ``budget_within``).
+        Raises: CourierError."""
+        budget = self.budget_within(offered_bytes, room_bytes)
         if self.share is not None:
             activation_bytes = self.activations_within(budget.device_bytes)
             budget = self.share.take(self.engine, budget, activation_bytes)

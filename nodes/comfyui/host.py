@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 
+import comfy.cli_args
 import comfy.model_management
 import torch
 from aiohttp import web
@@ -24,6 +26,24 @@ def server_routes() -> web.RouteTableDef | None:
 def device_memory() -> DeviceMemory:
     """Memory of the device that ComfyUI computes on, as its driver tells it."""
     return _backend(comfy.model_management.get_torch_device()).memory()
+
+
+def device_room_bytes(device: torch.device, held_bytes: int, has_figure: bool) -> int | None:
+    """What ``device`` has for a model that holds ``held_bytes`` of it already, and for its run.
+
+    Args:
+        has_figure: the user gave a device budget. Then nothing is kept back for other applications,
+            unless they asked for it with ``--reserve-vram`` or the system needs it (Windows).
+    Returns: None where the core's own offer is to be taken at its word: on a CPU, and where the
+        user asked for as little on the device as can be.
+    """
+    management = comfy.model_management
+    if device.type == "cpu" or management.vram_state is management.VRAMState.NO_VRAM:
+        return None
+    asked = comfy.cli_args.args.reserve_vram is not None
+    keeps_back = not has_figure or asked or sys.platform == "win32"
+    reserved = management.extra_reserved_memory() if keeps_back else 0
+    return max(0, int(management.get_free_memory(device) + held_bytes - reserved))
 
 
 @functools.lru_cache(maxsize=4)

@@ -18,6 +18,7 @@ from comfy.patcher_extension import CallbacksMP
 from ...offload_core.run import BASE_NAME, LayerEngine
 from ...offload_core.values import EngineState, Placement, size_text
 from .attachment import Attachment, attachment_of
+from .host import device_room_bytes
 from .lora import PatchAtUse
 
 _LOG = logging.getLogger("courier")
@@ -90,7 +91,9 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             no_limit = full_load or lowvram_model_memory >= _EVERYTHING_BYTES
             offered = None if no_limit else max(0, int(lowvram_model_memory))
             engine = attachment.engine
-            attachment.load(offered)
+            has_figure = attachment.budget.device_bytes is not None
+            room = device_room_bytes(self.load_device, engine.device_bytes, has_figure)
+            attachment.load(offered, room)
             patched = self._wire_patches(force_patch_weights)
             memory = engine.snapshot().memory
             _LOG.info(

@@ -2,7 +2,8 @@
 
 Streams: the *compute stream* is whichever is current where the model runs; the *copy stream*
 carries what is read from page-locked memory; each *lane* has a stream of its own for what goes
-through its chunks; the *join stream* carries nothing and makes one event out of several. All copies
+through its chunks; the *join stream* carries nothing and makes one event out of several; the
+*recode stream* works only while the compute stream waits for it. All copies
 overlap with the compute stream. A slot's memory is allocated on the compute stream and written on
 others; that is safe without ``record_stream`` because the engine keeps the slot alive until both
 its events have passed.
@@ -19,12 +20,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 
 from ..host import PAGE_BYTES, FileMapping, MemoryKind, PageLockBackend
-from ..plan import Footprint
-from ..values import CHUNK_BYTES, DeviceMemoryError, align_up, size_text
+from ..plan import ALIGNMENT, Footprint
+from ..values import CHUNK_BYTES, DeviceMemoryError, align_down, align_up, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
 from .lanes import CopyLanes
 
@@ -35,10 +37,11 @@ _REGISTER_FLAGS = {
 _CHUNKS = 2
 """One is filled while the other is read."""
 _MOST_LANES = 7
-"""More bring little, and with two chunks of 16 MiB each this is 224 MiB of the host."""
+"""More bring little, and with two chunks of 8 MiB each this is 112 MiB of the host."""
 _HUGE_PAGE_BYTES = 2 << 20
 _PATIENCE_SECONDS = 60.0
-_MOST_BESIDES_BYTES = 256 << 20
+_MOST_BESIDES_BYTES = 512 << 20
+_WORTH_HALVING_BYTES = 16 << 20
 _RETRY_BYTES = 256 << 20
 
 _PROBED: dict[tuple[int, int], str | None] = {}
@@ -183,6 +186,25 @@ def _lock_refusal() -> str | None:
     return None
 
 
+def _recode_all(recodes: Sequence[Recode]) -> None:
+    if recodes:
+        torch._foreach_copy_(
+            [recode.memory.view(recode.used) for recode in recodes],
+            [recode.memory.view(recode.stored) for recode in recodes],
+        )
+
+
+def _halves(recodes: Sequence[Recode]) -> tuple[list[Recode], list[Recode]]:
+    """Each cut in the middle, between two elements that are as well aligned as the first."""
+    first, second = [], []
+    for recode in recodes:
+        middle = align_down(recode.memory.numel() // 2, ALIGNMENT)
+        if middle:
+            first.append(replace(recode, memory=recode.memory[:middle]))
+        second.append(replace(recode, memory=recode.memory[middle:]))
+    return first, second
+
+
 class CudaBackend:
     """Streams and events of one CUDA or ROCm device.
 
@@ -199,6 +221,9 @@ class CudaBackend:
         """``limit_bytes`` caps what torch may allocate on the device, for tests."""
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
+        # Before the first stream: with it torch makes all that it will ever have, and they take
+        # device memory too.
+        self._beside_torch_bytes = self._beside_torch()
         if limit_bytes is not None:
             share = min(1.0, limit_bytes / torch.cuda.get_device_properties(index).total_memory)
             torch.cuda.set_per_process_memory_fraction(share, index)
@@ -207,12 +232,12 @@ class CudaBackend:
         self._locker = _RegisterBackend(self.device)
         self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._join_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._recode_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._joining = threading.Lock()
         self._lanes: CopyLanes | None = None
         self._staging_bytes = 0
         self._allocated_at_start = 0
         self._retries_at_start = 0
-        self._beside_torch_bytes = self._beside_torch()
 
     def enter_thread(self) -> None:
         """A new thread starts on device 0, whatever its parent used."""
@@ -283,15 +308,23 @@ class CudaBackend:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def recode(self, recodes: Sequence[Recode]) -> None:
-        """On the current stream. On another, beside the model's own kernels, it waits for room
-        between them and costs more than it hides: 1.56 against 1.05 times the resident step."""
-        if recodes:
-            # One kernel for all, and its loads and stores are wide: 2.8 TB/s where copy_ between
-            # dtypes reaches 1.6 (an H200, 2026-11-29).
-            torch._foreach_copy_(
-                [recode.memory.view(recode.used) for recode in recodes],
-                [recode.memory.view(recode.stored) for recode in recodes],
-            )
+        """Between what the current stream did and what it will do, half of it on a second stream.
+
+        Not while the model's own kernels run: a wide kernel waits for room between them and costs
+        more than it hides (1.56 against 1.05 times the resident step). One kernel of torch's for
+        all is the fastest there is, but has too few blocks to fill a large card: 2.5 TB/s, two of
+        them side by side 3.5, ``copy_`` between dtypes 1.6 (an H200).
+        """
+        if sum(recode.memory.numel() for recode in recodes) < _WORTH_HALVING_BYTES:
+            _recode_all(recodes)
+            return
+        first, second = _halves(recodes)
+        compute = torch.cuda.current_stream(self.device)
+        self._recode_stream.wait_stream(compute)
+        with torch.cuda.stream(self._recode_stream):
+            _recode_all(second)
+        _recode_all(first)
+        compute.wait_stream(self._recode_stream)
 
     def mark(self) -> DeviceEvent:
         """An event on the current stream of this device."""

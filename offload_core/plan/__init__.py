@@ -9,7 +9,6 @@ from .placement import (
     PlanRequest,
     make_plan,
     smallest_device_bytes,
-    spread,
 )
 from .windows import NOTHING, Footprint, Streaming, Window, stream_least
 
@@ -32,6 +31,5 @@ __all__ = [
     "lay_out",
     "make_plan",
     "smallest_device_bytes",
-    "spread",
     "stream_least",
 ]

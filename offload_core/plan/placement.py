@@ -81,12 +81,17 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Where one layer will rest and why. ``streamed`` is empty exactly for a resident layer."""
+    """Where one layer will rest and why. ``streamed`` is empty exactly for a resident layer.
+
+    ``lock_bytes`` of the file pages of what streams are to be locked, from their beginning; None
+    if nothing of it is, not even copies, whose locks cost no budget.
+    """
 
     placement: Placement
     reason: str
     streamed: Window
     resident_bytes: int
+    lock_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,9 @@ def make_plan(request: PlanRequest) -> Plan:
     """
     streaming = _choose_windows(request)
     copied = request.base_copied_bytes + sum(layer.copied_bytes for layer in request.layers)
-    locked, staging = _choose_locked(request, streaming, copied)
+    locks, staging = _choose_locks(request, streaming, copied)
     layers = tuple(
-        _layer_plan(request, index, window, index in locked)
+        _layer_plan(request, index, window, locks.get(index))
         for index, window in enumerate(streaming.windows)
     )
     return Plan(
@@ -132,7 +137,7 @@ def make_plan(request: PlanRequest) -> Plan:
         slot_bytes=streaming.slot_bytes,
         device_bytes=request.footprint.of(request.base_device_bytes) + streaming.device_bytes,
         activation_bytes=request.activation_bytes,
-        lock_bytes=sum(_lock_cost(request, index, streaming.windows[index]) for index in locked),
+        lock_bytes=sum(locks.values()),
         copied_bytes=copied,
         staging_bytes=staging,
     )
@@ -143,13 +148,6 @@ def smallest_device_bytes(request: PlanRequest) -> int:
     largest = max((sum(layer.device_sizes) for layer in request.layers), default=0)
     of = request.footprint.of
     return of(request.base_device_bytes) + request.activation_bytes + of(largest)
-
-
-def spread(count: int, total: int) -> frozenset[int]:
-    """``count`` of ``total`` positions, as evenly spaced as whole numbers allow."""
-    return frozenset(
-        index for index in range(total) if (index + 1) * count // total > index * count // total
-    )
 
 
 def _choose_windows(request: PlanRequest) -> Streaming:
@@ -177,10 +175,15 @@ def _choose_windows(request: PlanRequest) -> Streaming:
     )
 
 
-def _choose_locked(
+def _choose_locks(
     request: PlanRequest, streaming: Streaming, copied: int
-) -> tuple[frozenset[int], int]:
-    """Which layers are page-locked, and the bytes of staging."""
+) -> tuple[dict[int, int], int]:
+    """The bytes of file pages to lock by layer, and the bytes of staging.
+
+    Where the budget does not hold all pages, every layer has the same share of its own locked: then
+    the lanes carry the rest of each while its locked part is under way, and nothing waits for the
+    lanes in one layer while they have nothing to do in the next.
+    """
     budget = request.host_budget_bytes
     if budget is not None and 0 < budget < copied:
         raise HostBudgetError(
@@ -198,24 +201,28 @@ def _choose_locked(
         for index in streamed
         if allowed and _is_lockable(request, request.layers[index], streaming.windows[index])
     }
+    total = sum(cost.values())
     room = (1 << 62) if budget is None else max(0, budget - copied)
-    if len(cost) == len(streamed) and sum(cost.values()) <= room:
-        return frozenset(cost), 0
+    if len(cost) == len(streamed) and total <= room:
+        return cost, 0
     # A budget that does not even hold one lane of staging goes without: slower, never over.
     staging = align_down(min(request.staging_bytes, room), request.staging_unit_bytes)
-    chosen = _affordable(cost, room - staging)
-    return chosen, staging if len(chosen) < len(streamed) else 0
+    return _shared_out(cost, room - staging, request.page_bytes), staging
 
 
-def _affordable(cost: dict[int, int], room: int) -> frozenset[int]:
-    """As many of the layers, evenly spread, as their locks' bytes allow."""
-    free = frozenset(index for index in cost if not cost[index])
-    lockable = sorted(cost.keys() - free)
-    for count in range(len(lockable), 0, -1):
-        chosen = frozenset(lockable[i] for i in spread(count, len(lockable)))
-        if sum(cost[index] for index in chosen) <= room:
-            return chosen | free
-    return free
+def _shared_out(cost: dict[int, int], room: int, page_bytes: int) -> dict[int, int]:
+    """The same share of each cost, in whole pages, that fit in ``room`` together."""
+    total = sum(cost.values())
+    if total <= room:
+        return cost
+    shares, before, seen = {}, 0, 0
+    for index, size in cost.items():
+        # By the running sum, so that what rounding takes from one is given to the next.
+        seen += size
+        now = align_down(seen * room // total, page_bytes)
+        shares[index] = now - before
+        before = now
+    return shares
 
 
 def _lock_cost(request: PlanRequest, index: int, window: Window) -> int:
@@ -230,29 +237,37 @@ def _is_lockable(request: PlanRequest, layer: LayerCost, window: Window) -> bool
     )
 
 
-def _layer_plan(request: PlanRequest, index: int, window: Window, locked: bool) -> LayerPlan:
+def _layer_plan(
+    request: PlanRequest, index: int, window: Window, lock_bytes: int | None
+) -> LayerPlan:
     layer = request.layers[index]
     sizes = layer.device_sizes
     resident_bytes = sum(sizes) - sum(sizes[window.first : window.last])
-    placement, reason = _hosting(request, layer, window, locked)
-    return LayerPlan(placement, reason, window, resident_bytes)
+    placement, reason = _hosting(request, layer, window, lock_bytes)
+    return LayerPlan(placement, reason, window, resident_bytes, lock_bytes)
 
 
 def _hosting(
-    request: PlanRequest, layer: LayerCost, window: Window, locked: bool
+    request: PlanRequest, layer: LayerCost, window: Window, lock_bytes: int | None
 ) -> tuple[Placement, str]:
     if window.is_empty:
         return Placement.RESIDENT, "fits the device budget"
     indices = range(window.first, window.last)
     size = sum(layer.extents[i].size_bytes for i in indices)
     copied = sum(layer.extents[i].size_bytes for i in indices if not layer.mapped[i])
+    lockable = layer.lockable_bytes(window, request.page_bytes)
     from_copies = copied * 2 > size
-    if locked and from_copies:
+    if lock_bytes is not None and from_copies:
         return Placement.PINNED, "streams from page-locked copies; its file bytes cannot be used"
-    if locked:
+    if lock_bytes is not None and lock_bytes == lockable:
         return Placement.PINNED, "streams from its file pages, locked in place"
     if from_copies:
         return Placement.PAGEABLE, "its weights have no usable bytes in the file"
+    if lock_bytes:
+        return Placement.MAPPED, (
+            f"the host budget is used up: of what streams {size_text(lock_bytes)} are locked in "
+            f"place, {size_text(size - copied - lock_bytes)} stream from the file"
+        )
     if request.lock_refusal is not None:
         return Placement.MAPPED, f"pages cannot be locked: {request.lock_refusal}"
     if not _is_lockable(request, layer, window):

@@ -91,8 +91,9 @@ class LayerEngine:
         plan = make_plan(request)
         self._check_files()
         if self._plan is not None and self._serves(self._plan, plan, budget):
-            # What it leaves is reckoned by what was asked for last.
+            # What it leaves, and whether it is too little, is reckoned by what was asked for last.
             self._budget = budget
+            self._notes = (*self._parts.notes, *self._planner.notes(budget))
             self._plan = replace(self._plan, activation_bytes=plan.activation_bytes)
             return self._plan
         try:
@@ -332,10 +333,14 @@ class LayerEngine:
         assert before is not None
         if activation_bytes == before.activation_bytes:
             return
-        if activation_bytes < before.activation_bytes and not (
-            before.streamed and self._meter.may_grow(before.activation_bytes)
-        ):
-            return
+        if activation_bytes < before.activation_bytes:
+            if not before.streamed or not self._meter.may_grow(before.activation_bytes):
+                return
+            # Fuller, the device's allocator needs more for the same: what the next pass takes then
+            # must still fit.
+            activation_bytes += self._parts.config.growth_margin_bytes
+            if activation_bytes >= before.activation_bytes:
+                return
         try:
             plan = make_plan(self._planner.request(self._budget, activation_bytes))
         except DeviceBudgetError as error:

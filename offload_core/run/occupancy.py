@@ -10,7 +10,7 @@ from torch import nn
 
 from ..host import Reservation
 from ..plan import ALIGNMENT, Plan
-from ..values import Placement, align_down, align_up
+from ..values import align_down, align_up
 from .parts import NO_LIMIT_BYTES, EngineParts
 from .residency import Resident, move_buffers
 from .source import LayerSource
@@ -70,8 +70,8 @@ class Occupancy:
         needed = plan.lock_bytes + plan.staging_bytes
         roomy = parts.ledger.used_bytes + needed <= parts.ledger.limit_bytes
         for index, layer in enumerate(plan.layers):
-            pinned = layer.placement is Placement.PINNED
-            parts.sources[index].hold(streamed[index] if pinned else None, keep_larger=roomy)
+            part = None if layer.lock_bytes is None else streamed[index]
+            parts.sources[index].hold(part, keep_larger=roomy, file_limit_bytes=layer.lock_bytes)
         slots = [parts.backend.allocate(plan.slot_bytes) for _ in range(plan.slots)]
         self._onload(plan, missing)
         self._stage(plan.staging_bytes)

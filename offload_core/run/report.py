@@ -89,13 +89,16 @@ def _layer_record(
         if held == group.size_bytes:
             return _record(group, Placement.RESIDENT, planned.reason, LayerState.READY, held)
         return _record(group, at_rest, "is being loaded", state, held)
-    if planned.placement is Placement.PINNED:
-        # Only what is locked is called pinned; the intention is in the reason.
-        if source.locked_bytes or source.locked_copy_bytes:
-            in_place = source.locked_bytes > 0
-            return _record(group, Placement.PINNED, planned.reason, state, held, in_place)
-        if source.lock_refusal is not None:
-            return _record(group, at_rest, f"not locked: {source.lock_refusal}", state, held)
+    if planned.lock_bytes is None:
+        return _record(group, planned.placement, planned.reason, state, held)
+    # Only what is locked is called so; the intention is in the reason.
+    locked = source.locked_bytes + source.locked_copy_bytes
+    if locked:
+        in_place = planned.placement is Placement.PINNED and source.locked_bytes > 0
+        return _record(group, planned.placement, planned.reason, state, held, locked, in_place)
+    if source.lock_refusal is not None:
+        return _record(group, at_rest, f"not locked: {source.lock_refusal}", state, held)
+    if planned.lock_bytes or planned.placement is Placement.PINNED:
         return _record(group, at_rest, "its pages are locked when it first runs", state, held)
     return _record(group, planned.placement, planned.reason, state, held)
 
@@ -115,6 +118,7 @@ def _record(
     reason: str,
     state: LayerState,
     resident_bytes: int = 0,
+    locked_bytes: int = 0,
     in_place: bool = False,
 ) -> LayerRecord:
     weights = (*group.weights, *group.solid)
@@ -125,6 +129,7 @@ def _record(
         name=group.name,
         size_bytes=group.size_bytes,
         resident_bytes=resident_bytes,
+        locked_bytes=locked_bytes,
         placement=placement,
         in_place=in_place,
         reason=reason,

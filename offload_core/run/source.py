@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -61,16 +62,23 @@ class LayerSource:
             if not locked
         )
 
-    def hold(self, part: WeightGroup | None, keep_larger: bool = False) -> None:
+    def hold(
+        self,
+        part: WeightGroup | None,
+        keep_larger: bool = False,
+        file_limit_bytes: int | None = None,
+    ) -> None:
         """Have the pages of ``part`` locked from its next shipment on; None releases all.
 
         What is locked already and still wanted stays locked: locking again costs as much as it did.
 
         Args:
+            file_limit_bytes: so many bytes of file pages and no more (whole pages; None: all),
+                from the part's beginning; copies always.
             keep_larger: keep also a lock that is wanted in part; the host budget must allow it.
         """
         self.lock_refusal = None  # another load may meet a kinder system
-        self._wanted = [] if part is None else list(part.runs)
+        self._wanted = [] if part is None else list(_limited(part.runs, file_limit_bytes))
         kept = []
         for lock, in_place in self._locks:
             if any(_is_of_use(lock, run, keep_larger) for run in self._wanted):
@@ -126,12 +134,11 @@ class LayerSource:
 
         Otherwise it would be read a few pages at a time as they are touched. Threads: any.
         """
-        if self._locks:
-            return  # in memory, and kept there
+        held = [lock for lock, _ in self._locks]
         for run in part.runs:
             mapping = run.mapping
-            if mapping is None:
-                continue
+            if mapping is None or not any(_gaps(run, held)):
+                continue  # in memory, and kept there
             offset = run.address - mapping.base_address
             if mapping.is_cached(offset, run.size_bytes):
                 continue
@@ -190,6 +197,18 @@ def _is_of_use(lock: LockedRange, run: PageRun, in_part: bool) -> bool:
     if in_part:
         return start < run_end and run.address < end
     return run.address <= start and end <= run_end
+
+
+def _limited(runs: Sequence[PageRun], file_limit_bytes: int | None) -> Iterator[PageRun]:
+    """The runs, those of files only up to so many bytes together."""
+    left = file_limit_bytes
+    for run in runs:
+        if run.mapping is None or left is None:
+            yield run
+        elif left:
+            size = min(left, run.size_bytes)
+            left -= size
+            yield replace(run, size_bytes=size)
 
 
 def _gaps(run: PageRun, held: Sequence[LockedRange]) -> Iterator[tuple[int, int]]:

@@ -55,6 +55,9 @@ class EngineConfig:
     margin_bytes: int = 64 * MIB
     """Kept free of the device budget beside the activations as measured: what a driver takes for
     kernels and workspaces without saying so, and how far one pass differs from another."""
+    growth_margin_bytes: int = 96 * MIB
+    """Kept free beside that by a plan that grows in the middle of a run: on a fuller device the
+    same pass takes more (84 MiB more of a 4 GiB budget on an H200), until that was measured."""
     interrupt_poll_seconds: float = 0.05
     """How often a wait for the courier asks whether the user cancelled. For people, not safety."""
     patience_seconds: float = 60.0
@@ -74,7 +77,7 @@ EXIT_SECONDS = 1.0
 """How long the end of the interpreter waits for a thread's copy under way. A thread that comes back
 from torch into a dead interpreter aborts the process, so it is worth a wait, but not a hang."""
 
-CHUNK_BYTES = 16 * MIB
+CHUNK_BYTES = 8 * MIB
 """One page-locked staging chunk (docs/engine.md, "Staging")."""
 
 

@@ -13,12 +13,14 @@ class LayerRecord:
     """One layer as it is now. ``size_bytes`` is what its weights occupy where they rest.
 
     ``resident_bytes`` of them are on the device all the time; ``placement`` says how the others
-    are held, and is RESIDENT when there are none.
+    are held, and is RESIDENT when there are none. ``locked_bytes`` are page-locked on the host:
+    all that can be of a PINNED layer, a part of a MAPPED one where the host budget ends.
     """
 
     name: str
     size_bytes: int
     resident_bytes: int
+    locked_bytes: int
     placement: Placement
     in_place: bool
     """The layer's own file pages are locked, as against pages of a copy; only true of PINNED."""

@@ -43,6 +43,7 @@ def make_row() -> Callable[..., Any]:
         streamed_bytes: int | None = None,
         placements: dict[str, int] | None = None,
         peak: PeakRecord | None = None,
+        again_seconds: float | None = None,
         **fields: Any,
     ) -> RowRecord:
         courier = CourierRecord(2**30, 2**29, 2**31, 2**28, 0, placements) if placements else None
@@ -57,7 +58,7 @@ def make_row() -> Callable[..., Any]:
             peak=peak or PeakRecord(),
             courier=courier,
         )
-        contender = ContenderRecord(0.25, PeakRecord(), None, 2**30, {}, (run, run))
+        contender = ContenderRecord(0.25, PeakRecord(), None, 2**30, {}, (run, run), again_seconds)
         known = {"label": name, "kind": "courier", "contender": contender, **fields}
         return RowRecord(name=name, boot_id=boot_id, **known)
 

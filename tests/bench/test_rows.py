@@ -16,7 +16,7 @@ def test_resident_row_comes_first_on_a_free_card() -> None:
 
 def test_courier_rows_differ_in_the_host_budget_only() -> None:
     rows = choose(all_rows(LIMITS), ["courier-ample", "courier-8gib", "courier-chunks"])
-    assert [row.host_gib for row in rows] == [27.6, 8.0, 0.22]
+    assert [row.host_gib for row in rows] == [27.6, 8.0, 0.11]
     assert {row.device_gib for row in rows} == {12.0}
 
 

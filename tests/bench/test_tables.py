@@ -22,6 +22,7 @@ def test_row_of_the_step_table(make_row: MakeRow) -> None:
         link_bytes_per_second=42e9,
         placements={"resident": 10, "pinned": 30, "mapped": 0},
         equal={"1x2x3": True},
+        again_seconds=1.5,
     )
     head, _, _, line = step_table([make_row("resident", 0.5), courier], "1x2x3")
     found = dict(zip(cells(head), cells(line), strict=True))
@@ -30,6 +31,7 @@ def test_row_of_the_step_table(make_row: MakeRow) -> None:
         "equal": "yes",
         "load s": "0.25",
         "first step s": "2.00",
+        "both again s": "1.50",
         "s/step": "0.7500",
         "vs resident": "1.50",
         "s/step, run 1": "0.7500",

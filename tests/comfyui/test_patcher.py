@@ -88,6 +88,10 @@ def test_offer_of_the_core_bounds_what_is_taken(patcher_lines: Lines) -> None:
     passes(patcher_lines, "offers", 11)
 
 
+def test_what_is_free_on_a_card_counts_instead_of_the_offer(patcher_lines: Lines) -> None:
+    passes(patcher_lines, "rooms", 12)
+
+
 def test_dropped_model_is_freed_without_a_garbage_collection(patcher_lines: Lines) -> None:
     passes(patcher_lines, "leaks", 14)
 

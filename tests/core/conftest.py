@@ -155,6 +155,7 @@ def poisoned() -> Callable[..., EngineConfig]:
 
     def config(slots: int = 2, courier: bool = True, **more: Any) -> EngineConfig:
         more.setdefault("interrupt_poll_seconds", 0.001)
+        more.setdefault("growth_margin_bytes", 0)
         return EngineConfig(slots=slots, switches=Switches(courier=courier, poison=True), **more)
 
     return config

@@ -205,7 +205,7 @@ def a_kernel_runs() -> bool:
 # Case 36. Never on a MAP_PRIVATE read-only mapping: that hangs the process for ever.
 
 
-@pytest.mark.parametrize("what", ["twice", "neighbours on one page", "more than there is"])
+@pytest.mark.parametrize("what", ["twice", "overlapping", "more than there is"])
 def test_a_refused_lock_leaves_no_error_for_the_next_cuda_call(file: Path, what: str) -> None:
     locker = cuda().page_locker()
     mapping = open_mapping(file)
@@ -215,10 +215,10 @@ def test_a_refused_lock_leaves_no_error_for_the_next_cuda_call(file: Path, what:
     if what == "twice":
         assert locker.lock(address, size, kind) is None
         refused = locker.lock(address, size, kind)
-    elif what == "neighbours on one page":
-        size = PAGE_BYTES // 2
+    elif what == "overlapping":
+        size = 2 * PAGE_BYTES
         assert locker.lock(address, size, kind) is None
-        refused = locker.lock(address + size, size, kind)
+        refused = locker.lock(address + PAGE_BYTES, size, kind)
     else:
         size = PAGE_BYTES
         assert locker.lock(address, size, kind) is None
@@ -445,7 +445,9 @@ def wide_file(tmp_path: Path, width: int) -> Path:
 def test_a_wrong_guess_is_corrected_after_the_first_pass(tmp_path: Path, guess: str) -> None:
     width = 4096
     model, engine = mapped_engine(
-        wide_file(tmp_path, width), width, config=EngineConfig(margin_bytes=16 << 20)
+        wide_file(tmp_path, width),
+        width,
+        config=EngineConfig(margin_bytes=16 << 20, growth_margin_bytes=0),
     )
     x = torch.randn(8192, width, device="cuda", dtype=torch.bfloat16)
     full, layer = full_of(engine), engine.snapshot().layers[0].size_bytes
@@ -480,7 +482,7 @@ def test_a_wrong_guess_is_corrected_after_the_first_pass(tmp_path: Path, guess: 
 
 def test_fifty_steps_with_another_budget_each_stay_exact_and_within_it(file: Path) -> None:
     chance = random.Random(0)
-    model, engine = mapped_engine(file, config=EngineConfig(margin_bytes=0))
+    model, engine = mapped_engine(file, config=EngineConfig(margin_bytes=0, growth_margin_bytes=0))
     x = torch.randn(2048, WIDTH, device="cuda", dtype=torch.bfloat16)
     engine.load(Budget(None, 0))
     want = {order: model(x, order) for order in ORDERS}
@@ -504,7 +506,7 @@ def test_fifty_steps_with_another_budget_each_stay_exact_and_within_it(file: Pat
 @pytest.mark.parametrize(
     ("stored", "used"), [(torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)]
 )
-@pytest.mark.parametrize("count", [1, 7, 4097, 65536, 32 << 20])
+@pytest.mark.parametrize("count", [1, 7, 4097, 65536, 32 << 20, (32 << 20) + 3])
 def test_numbers_are_rounded_as_to_rounds_them(
     stored: torch.dtype, used: torch.dtype, count: int
 ) -> None:

@@ -51,6 +51,7 @@ def _model(service: Any, values: Any, layers: list[Any], more: dict[str, Any]) -
             name=name,
             size_bytes=size,
             resident_bytes=size if placement == "resident" else more.get("in_part", 0),
+            locked_bytes=more.get("locked", 0),
             placement=values.Placement(placement),
             in_place=in_place,
             reason=f"why {placement}",
@@ -128,6 +129,7 @@ def test_status_has_exactly_the_agreed_shape(wire: Any, make_record: MakeRecord)
         "name": "blocks.1",
         "bytes": 512 << 10,
         "resident_bytes": 0,
+        "locked_bytes": 0,
         "placement": "pinned",
         "in_place": True,
         "reason": "why pinned",
@@ -223,6 +225,29 @@ def test_a_layer_that_streams_in_part_counts_with_each_part_where_it_rests(
     text = wire.status_text(record)
     assert "2 pinned (6.00 MiB), 2.00 MiB of the layers that stream are resident" in text
     assert "4.00 MiB each       25%  pinned, in place" in text
+
+
+def test_a_mapped_layer_that_is_locked_in_part_counts_with_that_part_as_pinned(
+    wire: Any, make_record: MakeRecord
+) -> None:
+    layers = [(f"blocks.{index}", 4 * MIB, "mapped", False) for index in range(2)]
+    record = make_record(layers, in_part=2 * MIB, locked=MIB // 2)
+    model = wire.status_json(record)["models"][0]
+    assert (model["counts"]["pinned"], model["counts"]["mapped"]) == (0, 2)
+    assert model["bytes"] == {
+        "resident": 4 * MIB,
+        "pinned": MIB,
+        "mapped": 3 * MIB,
+        "pageable": 0,
+    }
+    assert [layer["locked_bytes"] for layer in model["layers"]] == [MIB // 2] * 2
+    text = wire.status_text(record)
+    assert "2 mapped (3.00 MiB)" in text
+    assert "1.00 MiB of the mapped layers are pinned" in text
+    assert "4.00 MiB each       50%  mapped, 25% pinned in place" in text
+    # More may be locked than streams: locks of an earlier plan are kept while there is room.
+    more = wire.status_json(make_record(layers, in_part=3 * MIB, locked=2 * MIB))["models"][0]
+    assert (more["bytes"]["pinned"], more["bytes"]["mapped"]) == (2 * MIB, 0)
 
 
 def test_without_models_the_table_says_so(wire: Any, make_record: MakeRecord) -> None:

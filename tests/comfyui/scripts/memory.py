@@ -159,13 +159,20 @@ def placement(name: str, budget: Any, want: torch.Tensor) -> None:
         "mapped": ["mapped"],
         "smallest": ["mapped"],
     }
-    check(f"placement {name}: {found}", found == wanted.get(name, ["mapped", "pinned"]))
+    check(f"placement {name}: {found}", found == wanted.get(name, ["mapped"]))
+    locked_in_part = sum(
+        r.placement.value == "mapped" and r.locked_bytes > 0 for r in records.values()
+    )
+    wants_part = name == "mixed"
+    check(f"placement {name}: {locked_in_part} locked in part", bool(locked_in_part) == wants_part)
     in_part = sum(0 < r.resident_bytes < r.size_bytes for r in records.values())
     if name not in ("pinned", "mapped"):
         check(f"placement {name}: {in_part} in part", bool(in_part) == (name == "mixed"))
     grown = locked_bytes() - locked
     told = snapshot.memory.locked_bytes
     check(f"placement {name}: VmLck grew by {grown}, told {told}", grown == told)
+    of_layers = sum(r.locked_bytes for r in records.values())
+    check(f"placement {name}: the layers tell {of_layers} of it", of_layers == told)
     grown, told = anonymous_bytes() - anonymous, snapshot.memory.device_bytes
     check(
         f"placement {name}: RssAnon grew by {grown / MIB:.1f} MiB, "

@@ -584,6 +584,42 @@ def offers() -> None:
         same(f"offered {offer}: exact", sample(model), want)
 
 
+def rooms() -> None:
+    """What is free on a card counts for a run whose activations are known, and not the offer."""
+    gib, device = 1 << 30, torch.device("cuda", 0)
+    room = bootstrap.submodule(pack, "nodes.comfyui.host").device_room_bytes
+    vram_state, free = management.vram_state, management.get_free_memory
+    default = management.extra_reserved_memory()
+    management.get_free_memory = lambda *_, **__: 8 * gib
+    try:
+        check("a CPU has no such figure", room(torch.device("cpu"), 0, True) is None)
+        check("a figure takes all", room(device, gib, True) == 9 * gib)
+        check("automatic leaves the core's", room(device, gib, False) == 9 * gib - default)
+        core_args.reserve_vram = 1.0
+        reserved = management.extra_reserved_memory()
+        check("asked for, it is left", room(device, gib, True) == 9 * gib - reserved)
+        core_args.reserve_vram = None
+        management.vram_state = management.VRAMState.NO_VRAM
+        check("--novram is taken at its word", room(device, 0, True) is None)
+    finally:
+        core_args.reserve_vram = None
+        management.vram_state, management.get_free_memory = vram_state, free
+    model = courier(budget=values.Budget(12 * gib, 0))
+    attachment = model.attachment
+    attachment.activation_bytes = gib
+    smallest = budgets()["smallest"].device_bytes + gib
+    for offered, there, want in (
+        (6 * gib, None, 7 * gib),
+        (6 * gib, 10 * gib, 10 * gib),
+        (6 * gib, 13 * gib, 12 * gib),
+        (6 * gib, 0, smallest),
+        (0, None, smallest),
+        (None, 10 * gib, 12 * gib),
+    ):
+        found = attachment.budget_within(offered, there).device_bytes
+        check(f"offered {offered}, there {there}: {found} is {want}", found == want)
+
+
 def leaks() -> None:
     """Dropping all outputs frees everything at once; the collector has nothing to do."""
     gc.collect()
@@ -879,8 +915,8 @@ def headless() -> None:
 
 PARTS = (
     core, dtypes, mixed_file, scaled_fp8, loras, saving, merged_then_unloaded, unloading,
-    interrupts, clones, sizes, offers, leaks, rounds, two_models, guidance, model_nodes, merging,
-    changed_files, while_running, headless,
+    interrupts, clones, sizes, offers, rooms, leaks, rounds, two_models, guidance, model_nodes,
+    merging, changed_files, while_running, headless,
 )  # fmt: skip
 
 

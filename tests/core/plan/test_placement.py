@@ -18,7 +18,6 @@ from offload_core.plan import (
     Window,
     make_plan,
     smallest_device_bytes,
-    spread,
 )
 from offload_core.values import BudgetError, DeviceBudgetError, HostBudgetError, Placement
 
@@ -167,25 +166,50 @@ def test_host_budgets_of_none_nothing_little_and_enough() -> None:
     assert (nothing.lock_bytes, nothing.staging_bytes) == (0, 0)
     assert nothing.layers[0].reason == "the host budget is 0; streams from the file"
     one = make_plan(request(layers, device, MIB))
-    assert letters(one).count("P") == 1
+    assert letters(one) == "MMMM"
     assert one.lock_bytes == MIB
-    assert letters(make_plan(request(layers, device, MIB - 1))) == "MMMM"
+    assert [layer.lock_bytes for layer in one.layers] == [MIB // 4] * 4
+    assert one.layers[0].reason == (
+        "the host budget is used up: of what streams 256.00 KiB are locked in place, 768.00 KiB "
+        "stream from the file"
+    )
+    little = make_plan(request(layers, device, PAGE - 1))
+    assert (letters(little), little.lock_bytes) == ("MMMM", 0)
+    assert little.layers[0].reason == "the host budget is used up; streams from the file"
+    almost = make_plan(request(layers, device, 4 * MIB - 1))
+    assert (letters(almost).count("P"), almost.lock_bytes) == (3, 4 * MIB - PAGE)
     assert letters(make_plan(request(layers, device, 1 << 50))) == "PPPP"
 
 
-@pytest.mark.parametrize(("count", "total"), [(0, 5), (1, 5), (2, 5), (3, 9), (5, 5), (0, 0)])
-def test_locks_are_spread_evenly(count: int, total: int) -> None:
-    chosen = sorted(spread(count, total))
-    assert len(chosen) == count
-    gaps = [b - a for a, b in itertools.pairwise(chosen)]
-    assert not gaps or max(gaps) - min(gaps) <= 1
+@pytest.mark.parametrize("count", [1, 3, 7, 40])
+def test_every_layer_has_the_same_share_locked_to_a_page(count: int) -> None:
+    layers = [pages(256)] * count
+    for room in range(0, 256 * count, 37):
+        plan = make_plan(request(layers, 2 * MIB, room * PAGE + 5))
+        if not plan.streamed:
+            return  # fits the device
+        locks = [plan.layers[index].lock_bytes or 0 for index in plan.streamed]
+        assert sum(locks) == plan.lock_bytes == min(room, 256 * len(locks)) * PAGE
+        assert max(locks) - min(locks) <= PAGE
+
+
+def test_layers_of_different_sizes_have_the_same_share_of_theirs_locked() -> None:
+    layers = [pages(100), pages(300), pages(200)]
+    plan = make_plan(request(layers, 600 * PAGE - 1, 90 * PAGE, slots=3))
+    shares = [
+        (planned.lock_bytes or 0) / cost.lockable_bytes(planned.streamed, PAGE)
+        for cost, planned in zip(layers, plan.layers, strict=True)
+        if not planned.streamed.is_empty
+    ]
+    assert plan.lock_bytes == 90 * PAGE
+    assert max(shares) - min(shares) < 0.02
 
 
 def test_staging_is_charged_before_locks_once_anything_streams_unlocked() -> None:
     layers, device = [pages(10)] * 4, 20 * PAGE
     assert make_plan(request(layers, device, 40 * PAGE, staging=15 * PAGE)).staging_bytes == 0
     partly = make_plan(request(layers, device, 39 * PAGE, staging=15 * PAGE))
-    assert (partly.staging_bytes, partly.lock_bytes) == (15 * PAGE, 20 * PAGE)
+    assert (partly.staging_bytes, partly.lock_bytes) == (15 * PAGE, 24 * PAGE)
     assert make_plan(request(layers, device, 0, staging=15 * PAGE)).staging_bytes == 0
 
 
@@ -271,7 +295,8 @@ def test_what_costs_nothing_is_locked_however_little_the_budget_allows() -> None
     plan = make_plan(request(layers, 20 * PAGE, 10 * PAGE))
     assert (letters(plan), plan.lock_bytes) == ("PMM", 0)
     more = make_plan(request(layers, 20 * PAGE, 20 * PAGE))
-    assert (letters(more).count("P"), more.lock_bytes) == (2, 10 * PAGE)
+    assert (letters(more), more.lock_bytes) == ("PMM", 10 * PAGE)
+    assert [layer.lock_bytes for layer in more.layers] == [0, 5 * PAGE, 5 * PAGE]
 
 
 def test_a_layer_is_called_after_what_most_of_its_window_is() -> None:
@@ -400,12 +425,20 @@ def check_host(asked: PlanRequest, plan: Plan) -> None:
         assert plan.lock_bytes + plan.staging_bytes == 0
     assert plan.staging_bytes % asked.staging_unit_bytes == 0
     assert plan.staging_bytes <= asked.staging_bytes
-    pinned = [
-        cost.lockable_bytes(planned.streamed, PAGE)
-        for cost, planned in zip(asked.layers, plan.layers, strict=True)
-        if planned.placement is Placement.PINNED
-    ]
-    assert plan.lock_bytes == sum(pinned)
-    if len(pinned) == len(plan.streamed):
+    locks, lockable = 0, 0
+    for cost, planned in zip(asked.layers, plan.layers, strict=True):
+        most = cost.lockable_bytes(planned.streamed, PAGE)
+        if planned.lock_bytes is not None:
+            assert 0 <= planned.lock_bytes <= most
+            assert planned.lock_bytes % PAGE == 0
+            locks, lockable = locks + planned.lock_bytes, lockable + most
+        if planned.placement is Placement.PINNED:
+            assert planned.lock_bytes is not None
+    assert plan.lock_bytes == locks
+    if locks < lockable and asked.host_budget_bytes is not None:
+        left = asked.host_budget_bytes - plan.copied_bytes - plan.lock_bytes - plan.staging_bytes
+        assert left < PAGE, "the budget is filled to the last whole page"
+    pinned = [planned for planned in plan.layers if planned.placement is Placement.PINNED]
+    if len(pinned) == len(plan.streamed) and locks == lockable:
         assert plan.staging_bytes == 0
     assert all(planned.reason for planned in plan.layers)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,12 +209,16 @@ def check_locks(
 ) -> None:
     """The table of the driver is what the engine says, and what the plan asks for."""
     table = quiet_table(engine, locker)
-    wanted = [
-        run
-        for group, layer in zip(inventory.layers, plan.layers, strict=True)
-        if layer.placement is Placement.PINNED
-        for run in group.part(range(layer.streamed.first, layer.streamed.last)).runs
-    ]
+    wanted = []
+    for group, layer in zip(inventory.layers, plan.layers, strict=True):
+        left = layer.lock_bytes
+        if left is None:
+            continue
+        for run in group.part(range(layer.streamed.first, layer.streamed.last)).runs:
+            size = run.size_bytes if run.mapping is None else min(left, run.size_bytes)
+            left -= size if run.mapping is not None else 0
+            if size:
+                wanted.append(replace(run, size_bytes=size))
     for address, size in table.items():
         # What is locked beyond a window touches it: it was the window's before.
         assert any(

@@ -153,6 +153,42 @@ def test_a_pass_that_takes_more_later_shrinks_the_plan_and_one_that_takes_less_c
     assert held[7:] == [held[7]] * 25
 
 
+def test_a_plan_that_grows_leaves_room_for_a_pass_that_takes_more_than_the_one_it_was_made_of(
+    make_tiny: Callable[..., Any], engine_over: Over, poisoned: Config, share_of: Callable[..., int]
+) -> None:
+    tiny = make_tiny(5, deep=True)
+    fake = Activations()
+    config = poisoned(margin_bytes=0, growth_margin_bytes=20_000)
+    engine = engine_over(tiny, fake, config=config)
+    budget = Budget(share_of(engine, 60) + 30_000, None)
+    small = engine.load(budget, 60_000)
+    held = []
+    with engine.run():
+        for taken in (10_000, 29_000, 29_000, 29_000):
+            fake.activations_bytes = taken
+            assert tiny.is_exact()
+            engine.end_pass()
+            held.append(engine.snapshot().memory.device_bytes)
+    assert held == [engine.plan(budget, 30_000).device_bytes] * 4
+    assert held[0] > small.device_bytes
+    # The next run knows what this one took: the room is not kept twice.
+    engine.load(budget, engine.activation_need_bytes or 0)
+    held.clear()
+    with engine.run():
+        for _ in range(4):
+            assert tiny.is_exact()
+            engine.end_pass()
+            held.append(engine.snapshot().memory.device_bytes)
+    assert held == [held[0]] * 4
+    # A plan that would grow by less than that does not.
+    engine.load(budget, 45_000)
+    before = engine.snapshot().memory.device_bytes
+    with engine.run():
+        assert tiny.is_exact()
+        engine.end_pass()
+        assert engine.snapshot().memory.device_bytes == before
+
+
 @pytest.mark.parametrize("passes", [1, 2, 3, 4, 8, 9, 32])
 def test_later_passes_never_take_more_of_the_device_than_the_first_ones_left_them(
     make_tiny: Callable[..., Any],
@@ -175,6 +211,23 @@ def test_later_passes_never_take_more_of_the_device_than_the_first_ones_left_the
             engine.end_pass()
             held.append(engine.snapshot().memory.device_bytes)
     assert held[4:] == sorted(held[4:], reverse=True)
+
+
+def test_what_was_said_of_a_run_is_not_said_of_the_next(
+    make_tiny: Callable[..., Any], engine_over: Over, poisoned: Config, share_of: Callable[..., int]
+) -> None:
+    tiny = make_tiny(5, deep=True)
+    fake = Activations()
+    engine = engine_over(tiny, fake, config=poisoned(margin_bytes=0))
+    budget = budget_of(engine, share_of, 60)
+    plan = engine.load(budget)
+    fake.activations_bytes = 10 * plan.device_bytes
+    with engine.run():
+        assert tiny.is_exact()
+        engine.end_pass()
+    assert "the run takes more than the budget" in engine.snapshot().notes[0]
+    assert engine.load(budget) == plan
+    assert engine.snapshot().notes == ()
 
 
 def test_a_run_that_takes_more_than_the_budget_says_so_and_goes_on(

@@ -196,6 +196,32 @@ def test_locks_are_taken_by_the_first_shipment_that_may(
     assert driver.locked == {}
 
 
+@pytest.mark.parametrize("pages", [0, 1, 2, 3, 5, 8, 1000])
+def test_no_more_file_pages_are_locked_than_allowed_and_copies_always(
+    make_group: Callable[..., WeightGroup],
+    source_over: Callable[..., LayerSource],
+    driver: FakePageLocker,
+    ledger: HostLedger,
+    pages: int,
+) -> None:
+    group = make_group(copies=("w04",))
+    source = source_over(group)
+    in_file = sum(run.size_bytes for run in group.runs if run.mapping is not None)
+    copied = sum(run.size_bytes for run in group.runs if run.mapping is None)
+    for _ in range(2):
+        source.hold(group, file_limit_bytes=pages * PAGE_BYTES)
+        check_flags(ship(source, group), driver)
+        assert source.locked_bytes == ledger.used_bytes == min(in_file, pages * PAGE_BYTES)
+        assert source.locked_copy_bytes == copied
+        assert locked_pages(driver) <= pages_of(group)
+    source.hold(group, file_limit_bytes=PAGE_BYTES)
+    assert source.locked_bytes <= PAGE_BYTES, "what is too much goes"
+    check_flags(ship(source, group), driver)
+    assert source.locked_bytes == ledger.used_bytes == PAGE_BYTES
+    source.release_locks()
+    assert (driver.locked, ledger.used_bytes) == ({}, 0)
+
+
 @pytest.mark.parametrize("window", [(0, 3), (2, 5), (4, 7), (1, 2), (0, 7), (3, 3)])
 @pytest.mark.parametrize("before", [(0, 7), (1, 5), (0, 2)])
 @pytest.mark.parametrize("keep_larger", [False, True])
@@ -352,6 +378,19 @@ def test_only_what_is_cold_is_read_ahead_and_only_while_the_host_has_room(
     source.read_ahead(part)
     assert advised == want * 2
     assert want
+    # What is locked is in memory and stays there; what is not is read as ever.
+    cached[0] = False
+    source.hold(part, file_limit_bytes=PAGE_BYTES)
+    ship(source, part)
+    assert source.locked_bytes == PAGE_BYTES < want[0][1]
+    advised.clear()
+    source.read_ahead(part)
+    assert advised == want
+    source.hold(part)
+    ship(source, part)
+    advised.clear()
+    source.read_ahead(part)
+    assert advised == []
 
 
 # Recodes
