@@ -199,8 +199,20 @@ class LockedRange:
         return not self._finalizer.alive
 
     def release(self) -> None:
-        """Unlock the pages, then credit the ledger, once; any further call does nothing."""
-        self._finalizer()
+        """Unlock the pages, then credit the ledger, once; any further call does nothing.
+
+        After an error of the backend the pages are locked and charged as before, and a further
+        call tries again.
+        """
+        taken = self._finalizer.detach()  # None for all but one of those who call at once
+        if taken is None:
+            return
+        _, unlock, arguments, _ = taken
+        try:
+            unlock(*arguments)
+        except BaseException:
+            self._finalizer = weakref.finalize(self, unlock, *arguments)
+            raise
 
 
 def _libc_with_mlock() -> ctypes.CDLL | None:

@@ -9,6 +9,7 @@ parameter, a view on the checkpoint mapping or an ordinary tensor.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import traceback
 import weakref
@@ -23,6 +24,7 @@ from ..device import DeviceBackend
 from ..plan import Plan, make_plan, smallest_device_bytes
 from ..values import (
     ENGINE_MOVES,
+    AsleepError,
     Budget,
     BudgetError,
     CourierError,
@@ -39,6 +41,8 @@ from .parts import EngineParts
 from .passes import PassMeter
 from .planning import Planner, smaller_budget
 from .report import Published, snapshot_of
+
+_LOG = logging.getLogger("courier")
 
 
 class LayerEngine:
@@ -59,6 +63,8 @@ class LayerEngine:
         self._handles: list[RemovableHandle] = []
         self._meter = PassMeter(parts.backend, parts.config.margin_bytes)
         self._gave_way = False
+        self._slept_with: tuple[Budget, int] | None = None
+        self._failed_load_keeps_locks = False
         self._planner = Planner(parts)
         self._notes: tuple[str, ...] = parts.notes
         self._shutdown = weakref.finalize(
@@ -85,6 +91,7 @@ class LayerEngine:
 
         Raises: BudgetError, DeviceMemoryError, CheckpointChangedError, StateError.
         """
+        self._refuse_asleep()
         if self._state not in (EngineState.UNLOADED, EngineState.LOADED):
             raise StateError(f"the engine is {self._state.value}; it cannot be loaded now")
         request = self._planner.request(budget, activation_bytes)
@@ -109,24 +116,63 @@ class LayerEngine:
         return plan
 
     def unload(self) -> int:
-        """Leave the device and the page locks; the device bytes given back. Idempotent.
+        """Leave the device and the page locks; the device bytes given back. Idempotent. A model
+        that sleeps has left the device, and stays as it is.
 
         Raises: StateError during a run, or if the courier is stuck; then everything is kept.
         """
-        if self._state in (EngineState.UNLOADED, EngineState.DETACHED):
-            return 0
-        if self._state is EngineState.RUNNING:
-            raise StateError("the engine is running; unload it after the run, or cancel the run")
-        self._parts.stream.settle_orders()
-        before = self._occupancy.device_bytes
-        if self._state is EngineState.LOADED:
-            self._move(EngineState.UNLOADING)
-        # Otherwise a load or an unload failed while it gave back; this call goes on with it.
-        with torch.inference_mode(False), torch.no_grad():
-            self._occupancy.release()
-        self._plan = None
+        return self._unload(keep_locks=False)
+
+    def sleep(self, keep_locks: bool = True) -> None:
+        """Leave the device until ``wake``, which brings back what is there now. Idempotent.
+
+        Nothing is copied: every weight has its home on the host. A load or a run is refused
+        meanwhile.
+
+        Args:
+            keep_locks: keep the page locks that are held, so that waking need not take them again;
+                of a model that sleeps already they may still be given up, but not be had again.
+        Raises: StateError during a run, or if the courier is stuck; then nothing has changed. After
+            any other error what was loaded is loaded again if that can be, and else nothing is.
+        """
+        if self._state is EngineState.ASLEEP:
+            if not keep_locks:
+                self._occupancy.release_locks()
+            return
+        if self._state is EngineState.DETACHED:
+            raise StateError("the engine is detached; there is nothing to put to sleep")
+        plan = self._plan
+        loaded = None if plan is None else (self._budget, plan.activation_bytes)
+        try:
+            self._unload(keep_locks)
+        except StateError:
+            raise
+        except BaseException:
+            self._load_again(loaded)
+            raise
+        self._slept_with = loaded
+        self._move(EngineState.ASLEEP)
+
+    def wake(self) -> None:
+        """Undo ``sleep``: what was on the device is there again, within the same budget.
+
+        Idempotent.
+
+        Raises: as ``load``; the model is still asleep then, and holds what it held.
+        """
+        if self._state is not EngineState.ASLEEP:
+            return
+        self._check_files()
         self._move(EngineState.UNLOADED)
-        return before
+        try:
+            if self._slept_with is not None:
+                with self._keeping_locks():
+                    self.load(*self._slept_with)
+        except BaseException:
+            if self.state is EngineState.UNLOADED:
+                self._move(EngineState.ASLEEP)
+            raise
+        self._slept_with = None
 
     @property
     def device_bytes(self) -> int:
@@ -182,6 +228,7 @@ class LayerEngine:
             after the run, if the bytes it read were changed meanwhile (its result is not to be
             used). A file that was deleted or replaced meanwhile was still read whole.
         """
+        self._refuse_asleep()
         if self._state is not EngineState.LOADED:
             raise StateError(f"the engine is {self._state.value}; load it before a run")
         self._check_files()
@@ -256,6 +303,8 @@ class LayerEngine:
     def detach(self) -> None:
         """Unload and take the hooks off, for good. Idempotent."""
         self.unload()
+        if self._state is EngineState.ASLEEP:
+            self._move(EngineState.UNLOADED)
         while self._handles:
             self._handles.pop().remove()
         self._shutdown()
@@ -281,6 +330,44 @@ class LayerEngine:
                 notes=self._notes,
             ),
         )
+
+    def _unload(self, keep_locks: bool) -> int:
+        if self._state in (EngineState.UNLOADED, EngineState.ASLEEP, EngineState.DETACHED):
+            return 0
+        if self._state is EngineState.RUNNING:
+            raise StateError("the engine is running; unload it after the run, or cancel the run")
+        self._parts.stream.settle_orders()
+        before = self._occupancy.device_bytes
+        if self._state is EngineState.LOADED:
+            self._move(EngineState.UNLOADING)
+        # Otherwise a load or an unload failed while it gave back; this call goes on with it.
+        with torch.inference_mode(False), torch.no_grad():
+            self._occupancy.release(keep_locks)
+        self._plan = None
+        self._move(EngineState.UNLOADED)
+        return before
+
+    def _load_again(self, loaded: tuple[Budget, int] | None) -> None:
+        """After an error stopped an unload half-way: the state before, or nothing loaded."""
+        try:
+            self._unload(keep_locks=True)
+            if loaded is not None:
+                self.load(*loaded)
+        except CourierError as problem:
+            _LOG.warning("%s; the model is %s, its next run loads it", problem, self._state.value)
+
+    @contextlib.contextmanager
+    def _keeping_locks(self) -> Iterator[None]:
+        """A load that fails in here leaves the page locks as they are."""
+        self._failed_load_keeps_locks = True
+        try:
+            yield
+        finally:
+            self._failed_load_keeps_locks = False
+
+    def _refuse_asleep(self) -> None:
+        if self._state is EngineState.ASLEEP:
+            raise AsleepError("the model is asleep; wake it before it is used")
 
     def hook_layers(self) -> None:
         """Put the hooks on the layers. Called by ``attach``."""
@@ -379,7 +466,7 @@ class LayerEngine:
             # The frames below would keep the buffers that were had before the failure.
             traceback.clear_frames(error.__traceback__)
             with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.release()
+                self._occupancy.release(self._failed_load_keeps_locks)
             self._plan = None
             raise
         self._plan = plan

@@ -86,8 +86,8 @@ class Occupancy:
         """
         self._parts.courier.prepare([self._parts.sources[index] for index in plan.streamed])
 
-    def release(self) -> None:
-        """Leave the device, the page locks and the staging."""
+    def release(self, keep_locks: bool = False) -> None:
+        """Leave the device, the staging and, unless they are to be kept, the page locks."""
         parts = self._parts
         parts.stream.close()
         while self._residents:
@@ -97,11 +97,16 @@ class Occupancy:
             self._base.offload()
             self._base = None
         self._publish()
-        for source in parts.sources:
-            source.release_locks()
+        if not keep_locks:
+            self.release_locks()
         self._stage(0)
         self._move_buffers(torch.device("cpu"))
         parts.backend.trim()
+
+    def release_locks(self) -> None:
+        """Unlock every page. Nothing may be shipping."""
+        for source in self._parts.sources:
+            source.release_locks()
 
     @property
     def lacks_staging(self) -> bool:

@@ -83,7 +83,7 @@ def _layer_record(
     at_rest = Placement.PAGEABLE if group.copied_bytes > group.mapped_bytes else Placement.MAPPED
     plan, held = published.plan, published.layer_bytes[index]
     if plan is None:
-        return _record(group, at_rest, "not loaded", state)
+        return _record_at_rest(group, source, at_rest, published.state, state)
     planned = plan.layers[index]
     if planned.placement is Placement.RESIDENT:
         if held == group.size_bytes:
@@ -103,13 +103,31 @@ def _layer_record(
     return _record(group, planned.placement, planned.reason, state, held)
 
 
+def _record_at_rest(
+    group: WeightGroup,
+    source: LayerSource,
+    at_rest: Placement,
+    engine: EngineState,
+    state: LayerState,
+) -> LayerRecord:
+    """A layer of a model that is not loaded: it may be asleep, with its locks held."""
+    locked = source.locked_bytes + source.locked_copy_bytes
+    reason = "asleep" if engine is EngineState.ASLEEP else "not loaded"
+    if not locked:
+        return _record(group, at_rest, reason, state)
+    in_place = source.locked_bytes > 0
+    placement = Placement.PINNED
+    return _record(group, placement, f"{reason}; its pages stay locked", state, 0, locked, in_place)
+
+
 def _base_record(base: WeightGroup, published: Published) -> LayerRecord:
     if published.plan is not None:
         reason = "; ".join(["belongs to no single layer, so it never streams", *base.notes])
         size = base.size_bytes
         return _record(base, Placement.RESIDENT, reason, LayerState.READY, size)
     at_rest = Placement.PAGEABLE if base.copied_bytes > base.mapped_bytes else Placement.MAPPED
-    return _record(base, at_rest, "not loaded", LayerState.ABSENT)
+    reason = "asleep" if published.state is EngineState.ASLEEP else "not loaded"
+    return _record(base, at_rest, reason, LayerState.ABSENT)
 
 
 def _record(

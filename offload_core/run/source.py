@@ -79,13 +79,10 @@ class LayerSource:
         """
         self.lock_refusal = None  # another load may meet a kinder system
         self._wanted = [] if part is None else list(_limited(part.runs, file_limit_bytes))
-        kept = []
-        for lock, in_place in self._locks:
-            if any(_is_of_use(lock, run, keep_larger) for run in self._wanted):
-                kept.append((lock, in_place))
-            else:
-                lock.release()
-        self._locks = kept
+        for held in list(self._locks):
+            if not any(_is_of_use(held[0], run, keep_larger) for run in self._wanted):
+                held[0].release()
+                self._locks.remove(held)
         self._is_due = bool(self._wanted)
 
     def release_locks(self) -> None:
@@ -160,7 +157,8 @@ class LayerSource:
                 locked = self._locker.lock(address, size, run.owner, f"layer {self.name}", run.kind)
                 if isinstance(locked, LockRefused):
                     while self._locks:
-                        self._locks.pop()[0].release()
+                        self._locks[-1][0].release()
+                        self._locks.pop()
                     return locked.reason
                 self._locks.append((locked, run.mapping is not None))
         return None

@@ -9,6 +9,7 @@ from .config import (
     read_switches,
 )
 from .errors import (
+    AsleepError,
     BudgetError,
     CheckpointChangedError,
     CheckpointError,
@@ -56,6 +57,7 @@ __all__ = [
     "KIB",
     "LAYER_MOVES",
     "MIB",
+    "AsleepError",
     "Budget",
     "BudgetError",
     "CheckpointChangedError",

@@ -13,6 +13,7 @@
     ├── TransferError                    a layer could not be brought; names layer and file
     │   └── CourierStoppedError          the courier thread ended before its orders did
     └── StateError                       the call does not fit the present state
+        └── AsleepError                  the model sleeps; wake it first
 
 Text of an error: what failed, with its numbers; what was needed; what to do.
 """
@@ -82,3 +83,7 @@ class CourierStoppedError(TransferError):
 
 class StateError(CourierError):
     """The call does not fit the engine's present state."""
+
+
+class AsleepError(StateError):
+    """What was asked needs the model awake."""

@@ -47,12 +47,16 @@ class EngineState(enum.Enum):
     LOADED = "loaded"
     RUNNING = "running"
     UNLOADING = "unloading"
+    ASLEEP = "asleep"
+    """As UNLOADED, but nothing loads it until it is woken; its page locks may be held."""
     DETACHED = "detached"
     """For good: hooks gone, the module is as if it had never been attached."""
 
 
 ENGINE_MOVES: dict[EngineState, frozenset[EngineState]] = {
-    EngineState.UNLOADED: frozenset({EngineState.LOADING, EngineState.DETACHED}),
+    EngineState.UNLOADED: frozenset(
+        {EngineState.LOADING, EngineState.ASLEEP, EngineState.DETACHED}
+    ),
     # LOADING -> UNLOADED: a load that failed leaves nothing behind.
     EngineState.LOADING: frozenset({EngineState.LOADED, EngineState.UNLOADED}),
     EngineState.LOADED: frozenset(
@@ -61,5 +65,6 @@ ENGINE_MOVES: dict[EngineState, frozenset[EngineState]] = {
     EngineState.RUNNING: frozenset({EngineState.LOADED}),
     # UNLOADING stays when giving back failed half-way; unload may then be called again.
     EngineState.UNLOADING: frozenset({EngineState.UNLOADED}),
+    EngineState.ASLEEP: frozenset({EngineState.UNLOADED}),
     EngineState.DETACHED: frozenset(),
 }

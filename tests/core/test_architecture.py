@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 CORE = Path(__file__).parents[2] / "offload_core"
-ROOMS = ["values", "plan", "host", "device", "run"]
+ROOMS = ["values", "plan", "host", "device", "run", "sleep"]
 FOREIGN = {"comfy", "comfy_api", "folder_paths", "server", "nodes", "aiohttp", "execution"}
 
 

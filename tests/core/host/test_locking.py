@@ -267,9 +267,14 @@ def test_an_exception_while_locking_refunds_exactly(
     assert ledger.used_bytes == locker.locked_bytes == kept.size_bytes == 3 * PAGE_BYTES
 
 
-def test_a_failed_unlock_stays_charged_and_keeps_its_mapping(checkpoint: Path) -> None:
+def test_a_failed_unlock_stays_charged_keeps_its_mapping_and_may_be_tried_again(
+    checkpoint: Path,
+) -> None:
+    gone = [True]
+
     def fail(address: int) -> None:
-        raise StateError("the driver is gone")
+        if gone[0]:
+            raise StateError("the driver is gone")
 
     ledger = HostLedger(MIB)
     locker = PageLocker(FakeBackend(on_unlock=fail), ledger)
@@ -277,11 +282,18 @@ def test_a_failed_unlock_stays_charged_and_keeps_its_mapping(checkpoint: Path) -
     unmapped = mapping.unmapped()
     locked = take(locker, mapping, 0)
     del mapping
-    with pytest.raises(StateError, match="the driver is gone"):
-        locked.release()
-    del locked
-    assert ledger.used_bytes == locker.locked_bytes == PAGE_BYTES
-    assert not unmapped()
+    for _ in range(2):
+        with pytest.raises(StateError, match="the driver is gone"):
+            locked.release()
+        assert not locked.released
+        assert ledger.used_bytes == locker.locked_bytes == PAGE_BYTES
+        assert not unmapped()
+    gone[0] = False
+    locked.release()
+    assert locked.released
+    assert ledger.used_bytes == locker.locked_bytes == 0
+    locked.release()
+    assert unmapped()
 
 
 def test_a_range_being_unlocked_cannot_be_locked_yet(mapping: FileMapping) -> None:

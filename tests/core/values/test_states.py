@@ -52,5 +52,5 @@ def test_a_layer_is_never_used_before_it_is_ready_nor_refilled_while_in_use() ->
 
 def test_every_error_is_of_the_one_tree() -> None:
     errors = [getattr(values, name) for name in values.__all__ if name.endswith("Error")]
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(issubclass(error, values.CourierError) for error in errors)
