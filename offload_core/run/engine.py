@@ -14,7 +14,6 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -28,17 +27,16 @@ from ..values import (
     Budget,
     BudgetError,
     CourierError,
-    DeviceBudgetError,
     DeviceMemoryError,
     EngineSnapshot,
     EngineState,
     StateError,
 )
 from .courier import Courier
-from .hooks import put_hooks
+from .holding import Holding, shortage_note
+from .hooks import put_hooks, refuse_new_weights
 from .occupancy import Occupancy
 from .parts import EngineParts
-from .passes import PassMeter
 from .planning import Planner, smaller_budget
 from .report import Published, snapshot_of
 
@@ -58,15 +56,11 @@ class LayerEngine:
         self._parts = parts
         self._occupancy = Occupancy(root, parts)
         self._state = EngineState.UNLOADED
-        self._budget = parts.budget
-        self._plan: Plan | None = None
         self._handles: list[RemovableHandle] = []
-        self._meter = PassMeter(parts.backend, parts.config.margin_bytes)
         self._gave_way = False
         self._slept_with: tuple[Budget, int] | None = None
-        self._failed_load_keeps_locks = False
         self._planner = Planner(parts)
-        self._notes: tuple[str, ...] = parts.notes
+        self._holding = Holding(parts, self._occupancy, self._planner)
         self._shutdown = weakref.finalize(
             self, _shut_down, parts.courier, self._occupancy, self._handles, parts.backend
         )
@@ -97,12 +91,8 @@ class LayerEngine:
         request = self._planner.request(budget, activation_bytes)
         plan = make_plan(request)
         self._check_files()
-        if self._plan is not None and self._serves(self._plan, plan, budget):
-            # What it leaves, and whether it is too little, is reckoned by what was asked for last.
-            self._budget = budget
-            self._notes = (*self._parts.notes, *self._planner.notes(budget))
-            self._plan = replace(self._plan, activation_bytes=plan.activation_bytes)
-            return self._plan
+        if self._holding.serves(plan, budget):
+            return self._holding.keep_for(plan, budget)
         try:
             self._apply(budget, plan)
         except DeviceMemoryError as error:
@@ -110,9 +100,9 @@ class LayerEngine:
             if smaller is None:
                 raise
             plan = make_plan(smaller)
-            note = _shortage_note(error)
+            note = shortage_note(error)
             self._apply(budget, plan)
-            self._notes = (*self._parts.notes, note)
+            self._holding.say(note)
         return plan
 
     def unload(self) -> int:
@@ -141,8 +131,8 @@ class LayerEngine:
             return
         if self._state is EngineState.DETACHED:
             raise StateError("the engine is detached; there is nothing to put to sleep")
-        plan = self._plan
-        loaded = None if plan is None else (self._budget, plan.activation_bytes)
+        plan = self._holding.plan
+        loaded = None if plan is None else (self._holding.budget, plan.activation_bytes)
         try:
             self._unload(keep_locks)
         except StateError:
@@ -166,12 +156,14 @@ class LayerEngine:
         self._move(EngineState.UNLOADED)
         try:
             if self._slept_with is not None:
-                with self._keeping_locks():
-                    self.load(*self._slept_with)
+                self._holding.keeps_locks = True
+                self.load(*self._slept_with)
         except BaseException:
             if self.state is EngineState.UNLOADED:
                 self._move(EngineState.ASLEEP)
             raise
+        finally:
+            self._holding.keeps_locks = False
         self._slept_with = None
 
     @property
@@ -182,14 +174,14 @@ class LayerEngine:
     @property
     def promised_host_bytes(self) -> int:
         """What is held on the host, or what the plan that is loaded may come to hold."""
-        plan, memory = self._plan, self.snapshot().memory
+        plan, memory = self._holding.plan, self.snapshot().memory
         promised = 0 if plan is None else plan.copied_bytes + plan.lock_bytes + plan.staging_bytes
         # Locks that are larger than the plan's are kept where there is room; copies are always.
         return max(promised, memory.host_bytes)
 
     def allow(self, budget: Budget) -> None:
         """Correct the plan by this budget from now on; the plan itself stays until then."""
-        self._budget = budget
+        self._holding.budget = budget
 
     def planned_device_bytes(self, budget: Budget, activation_bytes: int) -> int:
         """What ``load`` with these figures would hold and leave for activations, at least what the
@@ -206,12 +198,15 @@ class LayerEngine:
 
         Nothing while a run is on. With a smaller plan where one exists, else by unloading.
         """
-        if self._state is not EngineState.LOADED or self._plan is None:
+        if self._state is not EngineState.LOADED or self._holding.plan is None:
             return 0
         before = self.device_bytes
-        target = before - size_bytes + self._plan.activation_bytes
+        target = before - size_bytes + self._holding.plan.activation_bytes
         try:
-            self.load(Budget(max(0, target), self._budget.host_bytes), self._plan.activation_bytes)
+            self.load(
+                Budget(max(0, target), self._holding.budget.host_bytes),
+                self._holding.plan.activation_bytes,
+            )
         except CourierError:
             # Too small for any plan, or its file changed: whoever needs the room is not to blame.
             with contextlib.suppress(StateError):  # a stuck courier: then it gives nothing
@@ -234,23 +229,23 @@ class LayerEngine:
         self._check_files()
         self._move(EngineState.RUNNING)
         self._parts.stream.interrupt = interrupt
-        self._meter.begin()
+        self._holding.meter.begin()
         self._gave_way = False
-        if self._plan is not None:
-            self._occupancy.prepare_locks(self._plan)
+        if self._holding.plan is not None:
+            self._occupancy.prepare_locks(self._holding.plan)
         try:
             yield
             self._parts.stream.wind_down()
             for mapping in self._parts.mappings:
                 mapping.check_not_rewritten()
-            self._meter.end()
+            self._holding.meter.end()
         finally:
             # Also for a cancel, which is no Exception and reaches no post-hook.
             with torch.inference_mode(False), torch.no_grad():
                 self._parts.stream.finish()
             self._parts.stream.interrupt = None
             self._move(EngineState.LOADED)
-            if self._plan is None:
+            if self._holding.plan is None:
                 # A correction failed and left nothing on the device.
                 self._move(EngineState.UNLOADING)
                 self._move(EngineState.UNLOADED)
@@ -264,41 +259,32 @@ class LayerEngine:
         """
         if self._state is not EngineState.RUNNING:
             return
-        if not self._meter.end_pass():
+        if not self._holding.meter.end_pass():
             return
         if self._occupancy.lacks_staging:
             self._parts.stream.settle_orders()
             self._occupancy.stage_what_was_refused()
-        self._meter.measure()
-        need = self._meter.need_bytes
-        if need is not None:
-            self._correct(need)
+        self._holding.meter.measure()
+        self._holding.correct()
 
     @property
     def activation_need_bytes(self) -> int | None:
         """What a run like the last needs beside the weights; None if it could not be measured."""
-        return self._meter.need_bytes
+        return self._holding.meter.need_bytes
 
     def give_way(self, error: BaseException) -> bool:
         """Run a smaller plan after a pass ended in ``error``; whether to try that pass again.
 
         Only when the device was full, only once in a run, and only where a smaller plan exists.
         """
-        full = self._parts.backend.is_out_of_memory(error)
-        plan = self._plan
-        if not full or plan is None or self._gave_way or self._state is not EngineState.RUNNING:
+        if self._gave_way or self._state is not EngineState.RUNNING:
             return False
-        smaller = self._planner.give_way(self._budget, plan)
-        if smaller is None:
+        if not self._parts.backend.is_out_of_memory(error):
             return False
-        self._gave_way = True
         # The frames of the pass that failed hold its activations.
         traceback.clear_frames(error.__traceback__)
-        with torch.inference_mode(False), torch.no_grad():
-            self._parts.stream.finish()
-        self._settle(smaller)
-        self._notes = (*self._parts.notes, *self._planner.notes(self._budget))
-        return True
+        self._gave_way = self._holding.make_room()
+        return self._gave_way
 
     def detach(self) -> None:
         """Unload and take the hooks off, for good. Idempotent."""
@@ -319,15 +305,15 @@ class LayerEngine:
             self._parts.stream,
             Published(
                 state=self._state,
-                budget=self._budget,
-                plan=self._plan,
+                budget=self._holding.budget,
+                plan=self._holding.plan,
                 layer_bytes=self._occupancy.layer_bytes,
                 staging_bytes=self._occupancy.staging_bytes,
                 resident_bytes=self._occupancy.resident_bytes,
                 device_peak_bytes=self._occupancy.peak_bytes,
-                activation_peak_bytes=self._meter.peak_bytes,
+                activation_peak_bytes=self._holding.meter.peak_bytes,
                 block_lists=tuple(block_list.name for block_list in self._parts.block_lists),
-                notes=self._notes,
+                notes=self._holding.notes,
             ),
         )
 
@@ -343,7 +329,7 @@ class LayerEngine:
         # Otherwise a load or an unload failed while it gave back; this call goes on with it.
         with torch.inference_mode(False), torch.no_grad():
             self._occupancy.release(keep_locks)
-        self._plan = None
+        self._holding.plan = None
         self._move(EngineState.UNLOADED)
         return before
 
@@ -356,15 +342,6 @@ class LayerEngine:
         except CourierError as problem:
             _LOG.warning("%s; the model is %s, its next run loads it", problem, self._state.value)
 
-    @contextlib.contextmanager
-    def _keeping_locks(self) -> Iterator[None]:
-        """A load that fails in here leaves the page locks as they are."""
-        self._failed_load_keeps_locks = True
-        try:
-            yield
-        finally:
-            self._failed_load_keeps_locks = False
-
     def _refuse_asleep(self) -> None:
         if self._state is EngineState.ASLEEP:
             raise AsleepError("the model is asleep; wake it before it is used")
@@ -373,6 +350,15 @@ class LayerEngine:
         """Put the hooks on the layers. Called by ``attach``."""
         modules = [group.module for group in self._parts.inventory.layers]
         self._handles.extend(put_hooks(self, modules))
+        inventory = self._parts.inventory
+        mapped = (
+            site.module
+            for group in (inventory.base, *inventory.layers)
+            for weight in group.weights
+            if weight.mapping is not None
+            for site in weight.sites
+        )
+        self._handles.extend(refuse_new_weights(dict.fromkeys(mapped)))
 
     def begin_layer(self, index: int) -> None:
         """Hook: layer ``index`` is about to run."""
@@ -390,86 +376,13 @@ class LayerEngine:
         self._parts.stream.settle_orders()
         self._move(EngineState.LOADING)
         try:
-            self._occupy(plan, budget)
+            self._holding.occupy(plan, budget)
         except BaseException:
             self._move(EngineState.UNLOADED)
             raise
-        self._budget = budget
-        self._notes = (*self._parts.notes, *self._planner.notes(budget))
+        self._holding.budget = budget
+        self._holding.say(*self._planner.notes(budget))
         self._move(EngineState.LOADED)
-
-    def _serves(self, now: Plan, wanted: Plan, budget: Budget) -> bool:
-        """Whether what is loaded is as good as ``wanted``: the figures that the core offers change
-        a little from run to run, and moving weights for a little costs more than it brings."""
-        if now == wanted and budget == self._budget:
-            return True
-        limit = budget.device_bytes
-        fits = limit is None or now.device_bytes + wanted.activation_bytes <= limit
-        gain = wanted.device_bytes - now.device_bytes
-        return (
-            fits
-            and budget.host_bytes == self._budget.host_bytes
-            and gain <= now.device_bytes // 64
-            and bool(now.streamed)
-            and bool(wanted.streamed)
-        )
-
-    def _correct(self, activation_bytes: int) -> None:
-        """Settle into the plan for these activations, if it is worth it."""
-        before = self._plan
-        assert before is not None
-        if activation_bytes == before.activation_bytes:
-            return
-        if activation_bytes < before.activation_bytes:
-            if not before.streamed or not self._meter.may_grow(before.activation_bytes):
-                return
-            # Fuller, the device's allocator needs more for the same: what the next pass takes then
-            # must still fit.
-            activation_bytes += self._parts.config.growth_margin_bytes
-            if activation_bytes >= before.activation_bytes:
-                return
-        try:
-            plan = make_plan(self._planner.request(self._budget, activation_bytes))
-        except DeviceBudgetError as error:
-            self._notes = (*self._parts.notes, f"the run takes more than the budget: {error}")
-            return
-        if 0 <= plan.device_bytes - before.device_bytes < before.device_bytes // 128:
-            return  # not worth the move
-        try:
-            self._settle(plan)
-        except DeviceMemoryError as error:
-            # Others hold what the budget promises.
-            self._settle_smaller(plan, before)
-            self._notes = (*self._parts.notes, _shortage_note(error))
-
-    def _settle_smaller(self, plan: Plan, before: Plan) -> None:
-        """Half-way between the plan that ran until now and one that turned out too large; the
-        former, which still fits, if that is too large too."""
-        try:
-            self._settle(self._planner.half_way(self._budget, plan, before))
-        except (DeviceMemoryError, DeviceBudgetError):
-            self._settle(before)
-
-    def _settle(self, plan: Plan) -> None:
-        """Go from plan to plan in the middle of a run, between two passes."""
-        self._parts.stream.settle_orders()
-        self._occupy(plan, self._budget)
-        self._meter.restart()
-        self._occupancy.prepare_locks(plan)
-
-    def _occupy(self, plan: Plan, budget: Budget) -> None:
-        """Bring the device to ``plan``; after an error nothing is on it and no plan is in force."""
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.settle_into(plan, budget.host_bytes)
-        except BaseException as error:
-            # The frames below would keep the buffers that were had before the failure.
-            traceback.clear_frames(error.__traceback__)
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.release(self._failed_load_keeps_locks)
-            self._plan = None
-            raise
-        self._plan = plan
 
     def _check_files(self) -> None:
         for mapping in self._parts.mappings:
@@ -503,7 +416,3 @@ def _shut_down(
     while handles:
         handles.pop().remove()
     backend.close()
-
-
-def _shortage_note(error: DeviceMemoryError) -> str:
-    return f"the device had less memory than the budget allows ({error}); a smaller plan runs"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from ..values import StateError
 
 
 class LayerUser(Protocol):
@@ -46,3 +48,22 @@ def put_hooks(user: LayerUser, modules: Sequence[nn.Module | None]) -> Iterator[
         hook = _LayerHook(weakref.ref(user), index)
         yield module.register_forward_pre_hook(hook.before, prepend=True)
         yield module.register_forward_hook(hook.after, always_call=True)
+
+
+def refuse_new_weights(modules: Iterable[nn.Module]) -> Iterator[RemovableHandle]:
+    """Have ``load_state_dict`` raise for modules that hold mapped weights: it would write into the
+    mapping, and that ends the process."""
+    for module in modules:
+        # torch has it under this name since 2.5; before, only the write itself would tell.
+        register = getattr(module, "register_load_state_dict_pre_hook", None)
+        if register is not None:
+            yield register(_refuse)
+
+
+def _refuse(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    mine = [name for name in module._parameters if f"{prefix}{name}" in state_dict]
+    if mine:
+        raise StateError(
+            f"{prefix}{mine[0]} is a weight that lies in the checkpoint file and cannot be "
+            "written; give new weights as a LoRA or another patch, or load their own file"
+        )

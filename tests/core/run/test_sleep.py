@@ -226,6 +226,31 @@ def test_what_a_run_changed_in_a_buffer_is_kept(tiny: Any, engine_over: Over) ->
         run(tiny, engine)
 
 
+@pytest.mark.parametrize("when", ["unloaded", "loaded", "asleep"])
+@pytest.mark.parametrize("part", ["model", "block", "leaf"])
+def test_new_weights_are_refused_and_not_written_over_the_file(
+    tiny: Any, engine_over: Over, when: str, part: str
+) -> None:
+    engine = engine_over(tiny)
+    if when != "unloaded":
+        engine.load(Budget())
+    if when == "asleep":
+        engine.sleep()
+    module = {
+        "model": tiny.module,
+        "block": tiny.module.blocks[1],
+        "leaf": tiny.module.blocks[1].lin,
+    }[part]
+    new = {name: torch.zeros_like(value) for name, value in module.state_dict().items()}
+    with pytest.raises(StateError, match="lies in the checkpoint file and cannot be written"):
+        module.load_state_dict(new)
+    engine.wake()
+    engine.load(Budget())
+    run(tiny, engine)
+    engine.detach()
+    assert not any(m._load_state_dict_pre_hooks for m in tiny.module.modules())
+
+
 def test_a_running_model_is_not_put_to_sleep(tiny: Any, engine_over: Over) -> None:
     engine = engine_over(tiny)
     engine.load(Budget())
