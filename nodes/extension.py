@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import budget_nodes, loader_nodes, status_nodes
-from .comfyui.host import device_memory, server_routes
+from . import budget_nodes, loader_nodes, sleep_nodes, status_nodes
+from .comfyui.host import announce_prompts, device_memory, server_routes
+from .comfyui.idle import on_prompt
+from .comfyui.orders import get_orders
 from .routes import register_routes
 from .service import get_service
 
 ALL_NODES: list[type[io.ComfyNode]] = [
     *budget_nodes.NODES,
     *loader_nodes.NODES,
+    *sleep_nodes.NODES,
     *status_nodes.NODES,
 ]
 
@@ -33,7 +36,8 @@ def make_extension() -> CourierExtension:
     service = get_service()
     service.use_device_probe(device_memory)
     routes = server_routes()
-    if routes is not None and not register_routes(routes, service):
+    if routes is not None and not register_routes(routes, service, get_orders()):
         # Another copy of the pack answers: nodes of ours would fill a status nobody sees.
         return CourierExtension([])
+    announce_prompts(on_prompt)
     return CourierExtension(ALL_NODES)

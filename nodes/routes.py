@@ -5,76 +5,130 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
 
-from .service import CourierService
+from .answers import error_answer, json_answer, method_answer
+from .control import ModelControl
+from .control_routes import OrderRoute, order_routes
+from .guards import Guards
+from .openapi import document
+from .route_table import MODELS, OPENAPI, PREFIX, ROUTES, STATUS, RouteSpec
+from .service import VERSION, CourierService
 from .wire import status_json
 
-STATUS_PATH = "/courier/v1/status"
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+STATUS_PATH = STATUS.path
 
 logger = logging.getLogger("courier")
 
 
-class StatusRoute:
-    """Answers for STATUS_PATH, always in JSON. It only reads, and what it tells has no paths.
+class ReadRoute:
+    """Answers for one path that only reads, always in JSON. What it tells has no paths.
 
     Threads: the server's event loop.
     """
 
-    def __init__(self, service: CourierService) -> None:
-        self.service = service
+    def __init__(self, spec: RouteSpec, read: Callable[[], Any]) -> None:
+        """``read`` gives the body, ready for JSON; it may block."""
+        self.spec = spec
+        self._read = read
 
     async def handle(self, request: web.Request) -> web.Response:
-        """GET: the status. Any other method: 405, with a sentence."""
-        if request.method not in ("GET", "HEAD"):
-            text = f"{request.method} is not possible here; the status is read with GET"
-            return _error(405, "method_not_allowed", text, {"Allow": "GET, HEAD"})
+        """GET: what there is. Any other method: 405, with a sentence."""
+        what, name = self.spec.what, self.spec.name
+        if request.method not in self.spec.methods:
+            return method_answer(request.method, self.spec.methods, f"{what} is read with GET")
         try:
             # Reading the limits of the host and the driver's memory may block.
             body = await asyncio.to_thread(self._body)
         except Exception as error:
             # The text of a foreign error may hold a path, so it stays in the log.
-            logger.exception("Courier: the status could not be read")
+            logger.exception("Courier: %s could not be read", what)
             kind = type(error).__name__
-            text = f"the status could not be read ({kind}); ComfyUI's log has the details"
-            return _error(500, "status_failed", text)
-        return _answer(200, body)
+            text = f"{what} could not be read ({kind}); ComfyUI's log has the details"
+            return error_answer(500, f"{name}_failed", text)
+        return json_answer(200, None, text=body)
 
     def _body(self) -> str:
-        return json.dumps(status_json(self.service.status()), allow_nan=False)
+        return json.dumps(self._read(), allow_nan=False)
 
 
-def register_routes(routes: web.RouteTableDef | web.UrlDispatcher, service: CourierService) -> bool:
+def register_routes(
+    routes: web.RouteTableDef | web.UrlDispatcher,
+    service: CourierService,
+    control: ModelControl | None = None,
+    guards: Guards | None = None,
+) -> bool:
     """Add our routes to ``routes``, unless they are there.
 
-    Where somebody else has our path, ComfyUI's server would not start with a second one: then a
-    warning names who has it, and nothing is registered.
+    Where somebody else has one of our paths, ComfyUI's server would not start with a second one:
+    then a warning names who has it, and nothing is registered. A name that is not ours alone (those
+    outside PREFIX) is left to whoever has it, and the others are registered.
 
     Args:
         routes: ComfyUI's route table, before the server takes it; or a router of aiohttp.
+        control: without one, only the status is registered.
+        guards: who may change a state; by default as the environment says.
     Returns: whether this copy of the pack answers.
     """
-    for handler in _handlers(routes, STATUS_PATH):
-        if isinstance(getattr(handler, "__self__", None), StatusRoute):
-            return True
-        logger.warning(
-            "Courier: %s is registered already by %s; is the pack installed twice? "
-            "This copy (%s) adds no routes.",
-            STATUS_PATH,
-            _place(handler),
-            __file__,
-        )
-        return False
-    handle = StatusRoute(service).handle
-    if isinstance(routes, web.UrlDispatcher):
-        routes.add_route("*", STATUS_PATH, handle)
-    else:
-        routes.route("*", STATUS_PATH)(handle)
+    ours = _routes(service, control, guards or Guards(os.environ))
+    taken = {route.spec.path: _taken_by(routes, route.spec.path) for route in ours}
+    strangers = {path: who for path, who in taken.items() if who not in (None, _US)}
+    for path, stranger in strangers.items():
+        if path.startswith(PREFIX):
+            logger.warning(
+                "Courier: %s is registered already by %s; is the pack installed twice? "
+                "This copy (%s) adds no routes.",
+                path,
+                stranger,
+                __file__,
+            )
+            return False
+    for path, stranger in strangers.items():
+        logger.warning("Courier: %s is left to %s, which has it already", path, stranger)
+    for route in ours:
+        if taken[route.spec.path] is None:
+            _add(routes, route)
     return True
+
+
+# Says of a path that this copy of the pack answers there.
+_US = "us"
+
+
+def _routes(
+    service: CourierService, control: ModelControl | None, guards: Guards
+) -> list[ReadRoute | OrderRoute]:
+    """What this copy answers, in the order of the table: the status is the first one looked for."""
+    made: list[ReadRoute | OrderRoute] = [ReadRoute(STATUS, lambda: status_json(service.status()))]
+    if control is not None:
+        made += [
+            ReadRoute(MODELS, lambda: {"models": list(control.models())}),
+            ReadRoute(OPENAPI, lambda: document(VERSION, ROUTES)),
+            *order_routes(control, guards),
+        ]
+    return made
+
+
+def _add(routes: web.RouteTableDef | web.UrlDispatcher, route: ReadRoute | OrderRoute) -> None:
+    # "*": other methods are refused by us, in JSON, and HEAD cannot be registered a second time.
+    if isinstance(routes, web.UrlDispatcher):
+        routes.add_route("*", route.spec.path, route.handle)
+    else:
+        routes.route("*", route.spec.path)(route.handle)
+
+
+def _taken_by(routes: web.RouteTableDef | web.UrlDispatcher, path: str) -> str | None:
+    """Who answers at ``path``: nobody, _US, or where a stranger's handler was written."""
+    for handler in _handlers(routes, path):
+        # A second copy of the pack has classes of its own, so it is a stranger.
+        if isinstance(getattr(handler, "__self__", None), (ReadRoute, OrderRoute)):
+            return _US
+        return _place(handler)
+    return None
 
 
 def _handlers(routes: web.RouteTableDef | web.UrlDispatcher, path: str) -> Iterator[Any]:
@@ -92,19 +146,3 @@ def _place(handler: Any) -> str:
     """Where a handler was written: its file, or else what it calls itself."""
     code = getattr(handler, "__code__", None)
     return str(code.co_filename) if code is not None else repr(handler)
-
-
-def _error(
-    status: int, code: str, message: str, headers: dict[str, str] | None = None
-) -> web.Response:
-    body = json.dumps({"error": {"code": code, "message": message}})
-    return _answer(status, body, headers)
-
-
-def _answer(status: int, body: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        text=body,
-        status=status,
-        content_type="application/json",
-        headers={**HEADERS, **(headers or {})},
-    )

@@ -162,6 +162,15 @@ class CourierService:
             notes=(*device_notes, *notes),
         )
 
+    def engines(self) -> list[tuple[str, str, LayerEngine]]:
+        """(id, name, engine) of every model that lives, in the order of registration."""
+        found = ((entry, entry.engine()) for entry in self._living())
+        return [
+            (entry.id, entry.name, engine)
+            for entry, engine in found
+            if engine is not None and engine.state is not EngineState.DETACHED
+        ]
+
     def status_of(self, model_id: str) -> ModelRecord | None:
         """The model of that id; None if there is none, or no longer."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,13 @@ import torch
 
 from ...offload_core.host import host_limits
 from ...offload_core.run import BASE_NAME, LayerEngine, SharedBudget
-from ...offload_core.values import Budget, CourierError, DeviceBudgetError, Switches
+from ...offload_core.values import (
+    Budget,
+    CourierError,
+    DeviceBudgetError,
+    EngineState,
+    Switches,
+)
 from .private_weights import PrivateWeights
 
 ATTRIBUTE = "courier"
@@ -48,6 +54,10 @@ class Attachment:
     measures_activations: bool
     share: SharedBudget | None = None
     private: PrivateWeights = field(default_factory=PrivateWeights)
+    model_id: str = ""
+    """In the status, and in orders."""
+    before_use: Callable[[str], None] | None = None
+    """Asked before anything is loaded; wakes the model, or refuses."""
     activation_bytes: int = 0
     measured_activations: dict[tuple[int, ...], int] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
@@ -79,6 +89,11 @@ class Attachment:
             activation_bytes = self.activations_within(budget.device_bytes)
             budget = self.share.take(self.engine, budget, activation_bytes)
         self.engine.load(budget, self.activations_within(budget.device_bytes))
+
+    def ask_before_use(self) -> None:
+        """Raises: AsleepError if the model sleeps, and is not to be woken by its use."""
+        if self.before_use is not None and self.engine.state is EngineState.ASLEEP:
+            self.before_use(self.model_id)
 
     def end_pass(self) -> None:
         """Let the engine correct its plan, within what others leave of a shared budget now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import comfy.cli_args
 import comfy.model_management
@@ -21,6 +23,17 @@ def server_routes() -> web.RouteTableDef | None:
         return None
     instance = getattr(PromptServer, "instance", None)
     return None if instance is None else instance.routes
+
+
+def announce_prompts(handler: Callable[[Any], Any]) -> None:
+    """Have ``handler`` called with each prompt that arrives, once however often this is called."""
+    try:
+        from server import PromptServer
+    except ImportError:
+        return
+    instance = getattr(PromptServer, "instance", None)
+    if instance is not None and handler not in instance.on_prompt_handlers:
+        instance.add_on_prompt_handler(handler)
 
 
 def device_memory() -> DeviceMemory:

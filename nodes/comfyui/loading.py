@@ -17,6 +17,7 @@ from ...offload_core.values import Budget, CourierError, EngineConfig, read_swit
 from ..service import get_service
 from .attachment import ATTRIBUTE, Attachment, automatic_host_bytes
 from .building import BuiltModel, build_diffusion_model, open_checkpoint
+from .orders import before_use, remember
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers
 
@@ -100,7 +101,9 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
     add_run_wrappers(patcher)
-    get_service().register(engine, path.stem, path.name, backend)
+    attachment.model_id = get_service().register(engine, path.stem, path.name, backend)
+    attachment.before_use = before_use
+    remember(patcher, attachment)
     return patcher
 
 

@@ -83,7 +83,11 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """Load within the user's budget and the core's offer in bytes, and wire the patches."""
+        """Load within the user's budget and the core's offer in bytes, and wire the patches.
+
+        Raises: AsleepError for a model that sleeps.
+        """
+        self.attachment.ask_before_use()
         with self.use_ejected():
             self.unpatch_hooks()
             attachment = self.attachment

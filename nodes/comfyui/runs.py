@@ -30,6 +30,8 @@ def _prepare(
 ) -> Any:
     attachment = attachment_of(model.model)
     if attachment is not None:
+        # Before the core makes room for it.
+        attachment.ask_before_use()
         # The larger figure: with free memory on the card the core batches both conditionings.
         estimate, _ = comfy.sampler_helpers.estimate_memory(model, noise_shape, conds)
         counts = tuple(len(cond) for cond in conds.values())

@@ -143,11 +143,16 @@ class LayerEngine:
         self._slept_with = loaded
         self._move(EngineState.ASLEEP)
 
-    def wake(self) -> None:
-        """Undo ``sleep``: what was on the device is there again, within the same budget.
+    @property
+    def slept_with(self) -> tuple[Budget, int] | None:
+        """The budget and the activations of what ``wake`` brings back; None: it brings nothing."""
+        return self._slept_with
 
-        Idempotent.
+    def wake(self, budget: Budget | None = None) -> None:
+        """Undo ``sleep``: what was on the device is there again. Idempotent.
 
+        Args:
+            budget: in place of the one of before; None for that one.
         Raises: as ``load``; the model is still asleep then, and holds what it held.
         """
         if self._state is not EngineState.ASLEEP:
@@ -157,7 +162,8 @@ class LayerEngine:
         try:
             if self._slept_with is not None:
                 self._holding.keeps_locks = True
-                self.load(*self._slept_with)
+                before, activation_bytes = self._slept_with
+                self.load(budget or before, activation_bytes)
         except BaseException:
             if self.state is EngineState.UNLOADED:
                 self._move(EngineState.ASLEEP)

@@ -196,17 +196,18 @@ class SleepController:
             foreign = tuple(self._foreign())
             return Receipt(action, ok, message, seconds, models, before, after, foreign)
 
-        at = ""
+        at, asking = "", False
         try:
             for number, sleeper in enumerate(chosen):
-                at = sleeper.name
+                at, asking = sleeper.name, True
                 if progress is not None:
                     progress(number, len(chosen), sleeper.name)
+                asking = False
                 do(sleeper)
         except BaseException as error:
             touched = [s for s in chosen if s.is_asleep is not asleep[s.id] and s.id in undoable]
             problems = self._undo(touched, undo, rests, chosen)
-            if not isinstance(error, Exception):
+            if asking or not isinstance(error, Exception):
                 raise  # a cancel is nobody's failure
             text = f"{action} failed at {at}: {error}. "
             text += " ".join(problems) or "Everything is as it was."

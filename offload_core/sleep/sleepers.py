@@ -6,7 +6,7 @@ import weakref
 from typing import Protocol
 
 from ..run import LayerEngine
-from ..values import EngineState, size_text
+from ..values import Budget, EngineState, size_text
 from .records import Held
 
 KEEPS_HOST, GIVES_HOST_BACK = 1, 2
@@ -97,4 +97,8 @@ class EngineSleeper:
         """Raises: as ``LayerEngine.wake``."""
         engine = self._engine()
         if engine is not None:
-            engine.wake()
+            engine.wake(self.budget_to_wake_in(engine))
+
+    def budget_to_wake_in(self, engine: LayerEngine) -> Budget | None:
+        """In place of the one that the engine fell asleep with; None for that one."""
+        return None

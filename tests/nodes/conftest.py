@@ -79,6 +79,53 @@ class TinyModel(nn.Module):
         return self.head(x)
 
 
+class FakeControl:
+    """Keeps the orders it got and answers at once; ``fail_with`` is raised instead."""
+
+    def __init__(self, unknown_model_error: type[Exception]) -> None:
+        self.orders: list[Any] = []
+        self.fail_with: BaseException | None = None
+        self.ok = True
+        self.sleeping: list[str] = []
+        self._unknown_model_error = unknown_model_error
+
+    def models(self) -> list[dict[str, Any]]:
+        return [self._model("wan-1"), self._model("sd3-2")]
+
+    def sleep(self, order: Any) -> dict[str, Any]:
+        named = self._take(order)
+        self.sleeping = sorted({*self.sleeping, *named})
+        return self._receipt("sleep")
+
+    def wake(self, order: Any) -> dict[str, Any]:
+        named = self._take(order)
+        self.sleeping = [model for model in self.sleeping if model not in named]
+        return self._receipt("wake")
+
+    def _model(self, model_id: str) -> dict[str, Any]:
+        state = "asleep" if model_id in self.sleeping else "awake"
+        return {"id": model_id, "name": model_id, "kind": "diffusion model", "state": state}
+
+    def _take(self, order: Any) -> list[str]:
+        if self.fail_with is not None:
+            raise self.fail_with
+        known = [model["id"] for model in self.models()]
+        for model_id in order.models or ():
+            if model_id not in known:
+                raise self._unknown_model_error("no model has this id")
+        self.orders.append(order)
+        return list(known if order.models is None else order.models)
+
+    def _receipt(self, action: str) -> dict[str, Any]:
+        message = f"{action} is done"
+        return {"ok": self.ok, "action": action, "message": message, "seconds": 0.1, "models": []}
+
+
+@pytest.fixture
+def control(pack: Pack) -> FakeControl:
+    return FakeControl(pack.module("nodes.control").UnknownModelError)
+
+
 @pytest.fixture
 def make_engine(pack: Pack, backend: Any) -> Callable[..., Any]:
     """``make_engine(blocks=4)``: an engine over a tiny model. Only the caller keeps it alive."""

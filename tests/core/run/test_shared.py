@@ -153,3 +153,22 @@ def smallest_of(engine: LayerEngine) -> int:
     except DeviceBudgetError as error:
         return error.smallest_bytes
     raise AssertionError("a device budget of nothing was accepted")
+
+
+def test_a_model_that_wakes_has_the_others_make_room(three: Any) -> None:
+    size = whole(three[0][1])
+    share = SharedBudget(Budget(2 * size, 0))
+    load(share, three[0][1])
+    three[0][1].sleep()
+    load(share, three[1][1])
+    load(share, three[2][1])
+    assert held(three) == [0, size, size]
+    engine = three[0][1]
+    assert engine.slept_with is not None
+    engine.wake(share.take(engine, *engine.slept_with))
+    assert held(three)[0] == size
+    assert held(three)[2] == size
+    assert sum(held(three)) <= 2 * size
+    for tiny, each in (three[0], three[2]):
+        with each.run():
+            assert tiny.is_exact()

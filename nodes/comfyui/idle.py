@@ -1,0 +1,79 @@
+"""The watch that puts models to sleep when ComfyUI has had nothing to do for a while."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+
+from ..control import BusyError, ControlError, OnUse, SleepOrder
+from ..idle import IdleClock, IdleSettings, settings_from
+from .orders import get_orders, note_prompt
+from .sleeping import prompt_queue
+
+_LOG = logging.getLogger("courier")
+_TICK_SECONDS = 5.0
+_SETTINGS_FILE = "comfy.settings.json"
+
+_starting = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def on_prompt(json_data: Any) -> Any:
+    """ComfyUI's call for each prompt that arrives. The watch begins with the first: before that
+    there is nothing to put to sleep."""
+    start_watch()
+    return note_prompt(json_data)
+
+
+def start_watch() -> None:
+    """Begin to watch, once in a process."""
+    global _thread
+    with _starting:
+        if _thread is None and prompt_queue() is not None:
+            # A daemon: it holds nothing, and ComfyUI's end need not wait for it.
+            _thread = threading.Thread(target=_watch, name="courier-idle", daemon=True)
+            _thread.start()
+
+
+def read_settings() -> IdleSettings:
+    """As the user chose them in ComfyUI's settings dialog."""
+    file = Path(folder_paths.get_user_directory()) / "default" / _SETTINGS_FILE
+    try:
+        return settings_from(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return IdleSettings()
+
+
+def _watch() -> None:
+    clock = IdleClock(time.monotonic())
+    while True:
+        settings = read_settings()
+        queue: Any = prompt_queue()
+        if queue is None:
+            return
+        orders = get_orders()
+        activity = (queue.task_counter, orders.orders_given)
+        if clock.look(
+            time.monotonic(), bool(queue.currently_running), activity, settings.minutes * 60
+        ):
+            _sleep(settings)
+        # A short time is watched closely, so that it means what it says.
+        time.sleep(min(_TICK_SECONDS, max(0.1, settings.minutes * 60 / 4 or _TICK_SECONDS)))
+
+
+def _sleep(settings: IdleSettings) -> None:
+    try:
+        # The next use wakes them: nobody asked for a model to be refused.
+        order = SleepOrder(level=settings.level, on_use=OnUse.WAKE)
+        receipt = get_orders().sleep(order, counts=False)
+    except BusyError:
+        return  # somebody was faster, and the clock starts anew
+    except ControlError as error:
+        _LOG.warning("sleep after %g idle minutes: %s", settings.minutes, error)
+    else:
+        _LOG.info("sleep after %g idle minutes: %s", settings.minutes, receipt["message"])

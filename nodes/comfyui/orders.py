@@ -1,0 +1,193 @@
+"""Orders to sleep and to wake in a running ComfyUI. Made when first asked for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+import torch
+
+from ...offload_core.host import process_memory
+from ...offload_core.run import LayerEngine
+from ...offload_core.sleep import EngineSleeper, MachineRecord, Sleeper
+from ...offload_core.values import Budget, EngineState, size_text
+from ..service import get_service
+from ..sleep_service import SleepService, busy_error
+from .attachment import Attachment, attachment_of
+from .host import device_memory
+from .sleeping import CoreModels, PromptRunsError, is_listed, nothing_runs, patcher_of
+
+
+@dataclass(frozen=True)
+class _Belongings:
+    """What hangs on an engine of ours. Weakly: an attachment holds its engine."""
+
+    attachment: weakref.ref[Attachment]
+    patcher: weakref.ref[Any]
+
+
+_belongings: weakref.WeakKeyDictionary[LayerEngine, _Belongings] = weakref.WeakKeyDictionary()
+
+
+class CourierSleeper(EngineSleeper):
+    """A model of ours, with what hangs on it besides the engine."""
+
+    def fall_asleep(self, level: int) -> None:
+        """Private weights (of hooked or forced patches) hide the device's own, which would stay;
+        the next load makes them again."""
+        found = self._found()
+        attachment = found.attachment() if found is not None else None
+        if attachment is not None and not self.is_asleep:
+            attachment.private.restore_all()
+        super().fall_asleep(level)
+
+    def wake(self) -> None:
+        """What is on the device is in the core's list again: the core takes a model off it that it
+        tries to load and that refuses."""
+        was_asleep = self.is_asleep
+        super().wake()
+        engine, found = self.engine, self._found()
+        if not was_asleep or engine is None or found is None or not engine.device_bytes:
+            return
+        patcher = found.patcher()
+        if patcher is not None and not is_listed(patcher.model):
+            with torch.inference_mode():
+                comfy.model_management.load_models_gpu([patcher])
+
+    def budget_to_wake_in(self, engine: LayerEngine) -> Budget | None:
+        """Of a budget that several models share: what the others leave, once they made room."""
+        found = self._found()
+        attachment = found.attachment() if found is not None else None
+        if attachment is None or attachment.share is None or engine.slept_with is None:
+            return None
+        return attachment.share.take(engine, *engine.slept_with)
+
+    def _found(self) -> _Belongings | None:
+        engine = self.engine
+        return None if engine is None else _belongings.get(engine)
+
+
+class ComfyHost:
+    """What orders need to know of ComfyUI; see ``sleep_service.Host``."""
+
+    def __init__(self) -> None:
+        self.core = CoreModels(before_use)
+
+    def sleepers(self) -> Sequence[Sleeper]:
+        """Ours, then those that the core loaded."""
+        ours: list[Sleeper] = [
+            CourierSleeper(engine, model_id, name, "diffusion model")
+            for model_id, name, engine in get_service().engines()
+        ]
+        return [*ours, *self.core.sleepers()]
+
+    @contextmanager
+    def nothing_runs(self, wait: bool) -> Iterator[None]:
+        """Raises: BusyError."""
+        try:
+            with nothing_runs(wait):
+                yield
+        except PromptRunsError:
+            raise busy_error() from None
+
+    def measure(self) -> MachineRecord:
+        """The driver's figures of the device, where it is not the CPU, and the kernel's of us."""
+        process = process_memory()
+        total = used = None
+        if comfy.model_management.get_torch_device().type != "cpu":
+            memory = device_memory()
+            total, used = memory.total_bytes, memory.used_bytes
+        return MachineRecord(
+            device_total_bytes=total,
+            device_used_bytes=used,
+            anon_bytes=process.rss_anon_bytes,
+            locked_bytes=process.locked_bytes,
+        )
+
+    def foreign(self) -> Sequence[str]:
+        """On a device: what the driver counts and none of the models holds."""
+        if comfy.model_management.get_torch_device().type == "cpu":
+            return ()
+        used = device_memory().used_bytes
+        held = sum(sleeper.held().device_bytes for sleeper in self.sleepers())
+        left = max(0, used - held)
+        return (
+            f"{size_text(left)} of the card are in use by what is no model of this ComfyUI: other "
+            "processes, the driver's own context, other packs and what the allocator keeps",
+        )
+
+
+_WAKES = "CourierWakeModel"
+_graph_wakes: ContextVar[bool | None] = ContextVar("courier_graph_wakes", default=None)
+"""Of the prompt that this task of the server checks; None where no prompt was announced."""
+
+_orders: SleepService | None = None
+_host: ComfyHost | None = None
+_making = threading.Lock()
+
+
+def get_orders() -> SleepService:
+    """The one of this process. Threads: any."""
+    global _orders, _host
+    with _making:
+        if _orders is None:
+            _host = ComfyHost()
+            _orders = SleepService(_host)
+        return _orders
+
+
+def note_prompt(json_data: Any) -> Any:
+    """ComfyUI's call for each prompt that arrives, before it is checked: does it wake models?"""
+    prompt = json_data.get("prompt") if isinstance(json_data, dict) else None
+    nodes = prompt.values() if isinstance(prompt, dict) else ()
+    _graph_wakes.set(any(isinstance(n, dict) and n.get("class_type") == _WAKES for n in nodes))
+    return json_data
+
+
+def refusal_of_file(file: str) -> str | None:
+    """Why a prompt that is being checked cannot use a file's model: it sleeps, and nothing in the
+    prompt wakes it. None where that is not known: then the node that needs it says so."""
+    if _graph_wakes.get() is not False:
+        return None
+    status = {model.id: model for model in get_service().status().models if model.file == file}
+    if any(model.state is not EngineState.ASLEEP for model in status.values()):
+        return None
+    return get_orders().refusal(list(status))
+
+
+def before_use(model_id: str) -> None:
+    """Asked before a model is loaded. Raises: AsleepError."""
+    get_orders().before_use(model_id)
+
+
+def show_progress(done: int, total: int, name: str) -> None:
+    """Of an order that a node gives: ComfyUI's own bar, and its way to cancel. What was done until
+    then is undone."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    comfy.utils.ProgressBar(total).update_absolute(done)
+
+
+def remember(patcher: Any, attachment: Attachment) -> None:
+    """What an order to the model's engine has to tidy."""
+    _belongings[attachment.engine] = _Belongings(weakref.ref(attachment), weakref.ref(patcher))
+
+
+def id_of(value: Any) -> str | None:
+    """The id under which orders know a MODEL, CLIP, VAE or CONTROL_NET; None if they do not."""
+    patcher = patcher_of(value)
+    if patcher is None:
+        return None
+    attachment = attachment_of(getattr(patcher, "model", None))
+    if attachment is not None:
+        return attachment.model_id
+    get_orders()
+    assert _host is not None
+    sleeper = _host.core.sleeper_of(patcher)
+    return sleeper.id if sleeper is not None else None

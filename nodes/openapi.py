@@ -1,0 +1,135 @@
+"""The OpenAPI 3.1 document of a table of routes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .bodies import BODY_LIMIT_BYTES
+from .route_table import Answer, RouteSpec
+
+_JSON = "application/json"
+_TEXT = {"type": "string"}
+_BOOL = {"type": "boolean"}
+_ERROR = {
+    "type": "object",
+    "required": ["code", "message"],
+    "properties": {
+        "code": {"type": "string", "description": "For programs; it stays as it is."},
+        "message": {"type": "string", "description": "For people: what to do."},
+    },
+}
+_MODEL = {
+    "type": "object",
+    "required": ["id", "name", "kind", "state"],
+    "properties": {"id": _TEXT, "name": _TEXT, "kind": _TEXT, "state": _TEXT},
+}
+_RECEIPT_PROPERTIES = {
+    "ok": {"type": "boolean", "description": "False: nothing was freed although it was held."},
+    "action": _TEXT,
+    "message": _TEXT,
+    "seconds": {"type": "number", "minimum": 0},
+    "models": {"type": "array", "items": {"type": "object"}},
+}
+_OCCUPATION_PROPERTIES = {
+    "success": _BOOL,
+    "sleeping": {"type": "array", "items": _TEXT, "description": "Ids of models asleep now."},
+    "message": _TEXT,
+}
+
+
+def _object(required: Iterable[str], properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+_SCHEMAS: dict[str, Any] = {
+    "Error": _object(["error"], {"error": _ERROR}),
+    "OrderFailed": _object(["error", "receipt"], {"error": _ERROR, "receipt": {"type": "object"}}),
+    "Receipt": _object(_RECEIPT_PROPERTIES, _RECEIPT_PROPERTIES),
+    "Models": _object(["models"], {"models": {"type": "array", "items": _MODEL}}),
+    "Occupation": _object(_OCCUPATION_PROPERTIES, _OCCUPATION_PROPERTIES),
+    "OccupationFailed": _object(
+        ["error", "success", "message"],
+        {"error": _ERROR, "success": _BOOL, "message": _TEXT, "receipt": {"type": "object"}},
+    ),
+    "Status": _object(
+        ["version", "boot_id", "models", "notes"],
+        {
+            "version": _TEXT,
+            "boot_id": _TEXT,
+            "models": {"type": "array", "items": {"type": "object"}},
+            "notes": {"type": "array", "items": _TEXT},
+        },
+    ),
+    "Document": {"type": "object"},
+}
+
+
+def document(version: str, routes: Iterable[RouteSpec]) -> dict[str, Any]:
+    """The document as a JSON-ready value."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ComfyUI-Courier",
+            "version": version,
+            "description": "Put the models of a running ComfyUI to sleep and wake them.",
+        },
+        "servers": [{"url": "/"}],
+        "paths": {route.path: _path(route) for route in routes},
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Needed by requests that are not from this machine: the value "
+                    "of COURIER_TOKEN, or the content of COURIER_TOKEN_FILE.",
+                }
+            },
+        },
+    }
+
+
+def _path(route: RouteSpec) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.doc,
+        "responses": {str(answer.status): _response(answer) for answer in route.answers},
+    }
+    if route.fields is None:
+        return {"get": operation}
+    size = f"At most {BODY_LIMIT_BYTES} bytes of UTF-8."
+    operation["requestBody"] = {
+        # Also where it may be empty: without a body most programs send no Content-Type.
+        "required": True,
+        "description": f"{size} It may be empty." if route.any_body else size,
+        "content": {_JSON: {"schema": _body(route), "examples": _examples(route)}},
+    }
+    operation["security"] = [{}, {"token": []}]
+    return {"post": operation}
+
+
+def _body(route: RouteSpec) -> dict[str, Any]:
+    properties = {field.name: field.schema() for field in route.fields or ()}
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": route.any_body,
+    }
+
+
+def _examples(route: RouteSpec) -> dict[str, Any]:
+    return {
+        f"{route.name}_{number}": {"value": value}
+        for number, value in enumerate(route.examples, start=1)
+    }
+
+
+def _response(answer: Answer) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{answer.schema}"}}
+    if answer.example is not None:
+        content["example"] = answer.example
+    response: dict[str, Any] = {"description": answer.doc, "content": {_JSON: content}}
+    if answer.header is not None:
+        response["headers"] = {answer.header: {"required": True, "schema": _TEXT}}
+    return response

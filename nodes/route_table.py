@@ -1,0 +1,212 @@
+"""Every route as data: what it takes, what it answers. The routes and the OpenAPI document are made
+of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .bodies import BODY_LIMIT_BYTES, Choice, Field, ModelIds
+from .control import OnUse, SleepOrder, When
+
+PREFIX = "/courier/v1/"
+
+# The defaults are those of an order: left out here is left out there.
+_MODELS_OF_SLEEP = ModelIds("models", 'Ids from the list of models, or "all".')
+_MODELS_OF_WAKE = ModelIds(
+    "models", 'Ids from the list of models, or "all" that were put to sleep.'
+)
+_LEVEL = Choice(
+    "level",
+    (1, 2),
+    SleepOrder.level,
+    "1 gives the card's memory back and keeps what the host holds; 2 gives that back too.",
+)
+_WHEN = Choice(
+    "when",
+    tuple(when.value for when in When),
+    SleepOrder.when.value,
+    'While a prompt runs: "now" is refused at once (409), "idle" waits for its end.',
+)
+_ON_USE = Choice(
+    "on_use",
+    tuple(use.value for use in OnUse),
+    SleepOrder.on_use.value,
+    'A prompt that needs a sleeping model: "refuse" ends it with an error that says how to wake '
+    'the model, "wake" wakes it first.',
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One status code of a route. ``schema`` is a name in the document's components."""
+
+    status: int
+    doc: str
+    schema: str = "Error"
+    example: Any = None
+    header: str | None = None
+
+
+@dataclass(frozen=True)
+class RouteSpec:
+    """One path. ``what`` is for sentences: "the status" (is read), "models are woken" (with POST).
+
+    ``fields`` is None where there is no body; with ``any_body`` it may have any, or be empty.
+    """
+
+    path: str
+    name: str
+    what: str
+    doc: str
+    answers: tuple[Answer, ...]
+    fields: tuple[Field, ...] | None = None
+    any_body: bool = False
+    examples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether the guards stand before it."""
+        return self.fields is not None
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """As the header ``Allow`` names them."""
+        return ("POST",) if self.changes_state else ("GET", "HEAD")
+
+
+def _example(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _alias_example(code: str, message: str) -> dict[str, Any]:
+    return {**_example(code, message), "success": False, "message": message}
+
+
+_WRONG_METHOD = Answer(405, "Another method; `Allow` names those there are.", header="Allow")
+_READ_FAILED = Answer(500, "It could not be read; ComfyUI's log has the details.")
+_NOT_WELL_FORMED = Answer(
+    400,
+    "The body, or a field of it, is not as described; or a header is there twice.",
+    example=_example("invalid_field", 'level has to be 1 or 2, not the string "2"'),
+)
+_RECEIPT: dict[str, Any] = {
+    "ok": True,
+    "action": "sleep",
+    "message": "1 model sleeps; 11.2 GiB of the card were given back",
+    "seconds": 0.21,
+    "models": [],
+}
+
+
+def _order_answers(
+    success: Answer, error: str, failed: str, example: Callable[[str, str], dict[str, Any]]
+) -> tuple[Answer, ...]:
+    """Every code that an order may end with.
+
+    Args:
+        error, failed: schemas of the ends that come after the guards; ``example`` makes them.
+    """
+    unknown = example("unknown_model", 'no model has the id "wan-9"')
+    busy = example("busy", "a prompt runs; try again when it has ended")
+    return (
+        success,
+        _NOT_WELL_FORMED,
+        Answer(401, "From elsewhere, without the right token.", header="WWW-Authenticate"),
+        Answer(403, "From a page of another origin; or from elsewhere, and no token is set."),
+        Answer(404, "No model has this id.", error, unknown),
+        _WRONG_METHOD,
+        Answer(409, "A prompt runs, or another order. Nothing has changed.", error, busy),
+        Answer(413, f"The body is longer than {BODY_LIMIT_BYTES} bytes."),
+        Answer(415, "The Content-Type is not application/json, or the body is compressed."),
+        Answer(429, "Too many orders in a short time.", header="Retry-After"),
+        Answer(500, "An error of ours; ComfyUI's log has the details.", error),
+        Answer(503, "It failed half-way; all that could be was put back.", failed),
+    )
+
+
+_ORDER_ANSWERS = _order_answers(
+    Answer(200, "Carried out: the receipt.", "Receipt", _RECEIPT), "Error", "OrderFailed", _example
+)
+
+
+def _alias_answers(sleeping: list[str], message: str) -> tuple[Answer, ...]:
+    example = {"success": True, "sleeping": sleeping, "message": message}
+    success = Answer(200, "Carried out.", "Occupation", example)
+    return _order_answers(success, "OccupationFailed", "OccupationFailed", _alias_example)
+
+
+STATUS = RouteSpec(
+    PREFIX + "status",
+    "status",
+    "the status",
+    "Every model, where its layers are, budgets and measured memory. See docs/status.md.",
+    (Answer(200, "The status.", "Status"), _WRONG_METHOD, _READ_FAILED),
+)
+MODELS = RouteSpec(
+    PREFIX + "models",
+    "models",
+    "the list of models",
+    "Every model, Courier's and ComfyUI's own, with the ids that sleep and wake take.",
+    (
+        Answer(
+            200,
+            "The models.",
+            "Models",
+            {
+                "models": [
+                    {"id": "wan-1", "name": "wan", "kind": "diffusion model", "state": "awake"}
+                ]
+            },
+        ),
+        _WRONG_METHOD,
+        _READ_FAILED,
+    ),
+)
+SLEEP = RouteSpec(
+    PREFIX + "sleep",
+    "sleep",
+    "models are put to sleep",
+    "Put models to sleep: they give the card's memory back until they are woken.",
+    _ORDER_ANSWERS,
+    (_MODELS_OF_SLEEP, _LEVEL, _WHEN, _ON_USE),
+    examples=({}, {"models": ["wan-1"], "level": 2, "when": "idle", "on_use": "wake"}),
+)
+WAKE = RouteSpec(
+    PREFIX + "wake",
+    "wake",
+    "models are woken",
+    "Wake models that sleep.",
+    _ORDER_ANSWERS,
+    (_MODELS_OF_WAKE, _WHEN),
+    examples=({}, {"models": ["wan-1"], "when": "idle"}),
+)
+RELEASE = RouteSpec(
+    "/release_memory_occupation",
+    "release_memory_occupation",
+    "models are put to sleep",
+    "Put all models to sleep, level 1, now. For tools that know this name; fields are ignored.",
+    _alias_answers(["wan-1"], "1 model sleeps; ignored: 'tags'"),
+    (),
+    any_body=True,
+    examples=({}, {"tags": ["weights"]}),
+)
+RESUME = RouteSpec(
+    "/resume_memory_occupation",
+    "resume_memory_occupation",
+    "models are woken",
+    "Wake all models that sleep, now. For tools that know this name; fields are ignored.",
+    _alias_answers([], "1 model is awake"),
+    (),
+    any_body=True,
+    examples=({}, {"tags": ["weights"]}),
+)
+OPENAPI = RouteSpec(
+    PREFIX + "openapi.json",
+    "openapi",
+    "this document",
+    "This document.",
+    (Answer(200, "OpenAPI 3.1.", "Document"), _WRONG_METHOD, _READ_FAILED),
+)
+ROUTES = (STATUS, MODELS, SLEEP, WAKE, RELEASE, RESUME, OPENAPI)

@@ -1,0 +1,159 @@
+"""The OpenAPI document: it holds what the routes do, and a fuzzer finds no answer beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import schemathesis
+from aiohttp import web
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+DOCUMENT = "/courier/v1/openapi.json"
+EXAMPLES = 60
+
+
+@pytest.fixture
+def table(pack: Any) -> Any:
+    return pack.module("nodes.route_table")
+
+
+@pytest.fixture
+def document(pack: Any, table: Any) -> Any:
+    return pack.module("nodes.openapi").document("1.2.3", table.ROUTES)
+
+
+@contextmanager
+def serving(app: web.Application) -> Iterator[str]:
+    """Serve ``app`` on loopback from a thread of its own. Gives: its address."""
+    ready: list[str] = []
+    started, ending = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ready.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await ending.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="server of a test")
+    thread.start()
+    started.wait()
+    try:
+        yield ready[0]
+    finally:
+        loops[0].call_soon_threadsafe(ending.set)
+        thread.join()
+
+
+def make_app(pack: Any, service: Any, control: Any) -> web.Application:
+    guards = pack.module("nodes.guards")
+    made = guards.Guards({}, rate=guards.RateLimit(burst=10**9))
+    app = web.Application()
+    assert pack.module("nodes.routes").register_routes(app.router, service, control, made) is True
+    return app
+
+
+def schemas(document: Any, name: str) -> Any:
+    """A validator of one of the document's schemas."""
+    return jsonschema_rs.validator_for(document["components"]["schemas"][name])
+
+
+def test_every_route_is_in_the_document_with_all_its_codes(document: Any, table: Any) -> None:
+    assert document["openapi"] == "3.1.0"
+    assert document["info"]["version"] == "1.2.3"
+    assert set(document["paths"]) == {route.path for route in table.ROUTES}
+    codes = {
+        path: {code for operation in methods.values() for code in operation["responses"]}
+        for path, methods in document["paths"].items()
+    }
+    orders = {"200", "400", "401", "403", "404", "405", "409", "413", "415", "429", "500", "503"}
+    assert codes["/courier/v1/sleep"] == codes["/courier/v1/wake"] == orders
+    assert codes["/release_memory_occupation"] == orders
+    assert codes["/resume_memory_occupation"] == orders
+    assert codes["/courier/v1/models"] == {"200", "405", "500"}
+
+
+def test_fields_and_defaults_are_those_of_the_orders(document: Any) -> None:
+    body = document["paths"]["/courier/v1/sleep"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"]
+    assert schema["additionalProperties"] is False
+    properties = schema["properties"]
+    assert {name: properties[name]["default"] for name in properties} == {
+        "models": "all",
+        "level": 1,
+        "when": "now",
+        "on_use": "refuse",
+    }
+    assert properties["level"]["enum"] == [1, 2]
+    assert properties["when"]["enum"] == ["now", "idle"]
+    assert properties["on_use"]["enum"] == ["refuse", "wake"]
+
+
+def test_examples_fit_their_schemas(document: Any) -> None:
+    seen = 0
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            body = operation.get("requestBody", {"content": {}})["content"]
+            for content in body.values():
+                for example in content["examples"].values():
+                    jsonschema_rs.validator_for(content["schema"]).validate(example["value"])
+                    seen += 1
+            for response in operation["responses"].values():
+                content = response["content"]["application/json"]
+                if "example" in content:
+                    name = content["schema"]["$ref"].rpartition("/")[2]
+                    schemas(document, name).validate(content["example"])
+                    seen += 1
+    assert seen > 10
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_fuzzer_finds_no_answer_beside_the_document(
+    pack: Any, service: Any, control: Any, mode: GenerationMode
+) -> None:
+    """Bodies that fit the document and bodies that do not: each answer is one that it names."""
+    tried: dict[str, set[int]] = {}
+    with serving(make_app(pack, service, control)) as address:
+        schema = schemathesis.openapi.from_url(address + DOCUMENT)
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            statuses = tried.setdefault(operation.label, set())
+            if mode is GenerationMode.NEGATIVE and operation.method == "get":
+                continue  # there is nothing in them to get wrong
+            fuzz(operation, mode, statuses)
+    assert all(500 not in statuses for statuses in tried.values())
+    if mode is GenerationMode.POSITIVE:
+        assert tried["POST /courier/v1/sleep"] <= {200, 404}
+        assert tried["POST /courier/v1/sleep"] >= {200}
+        assert tried["GET /courier/v1/status"] == {200}
+    else:
+        assert 400 in tried["POST /courier/v1/sleep"]
+
+
+def fuzz(operation: Any, mode: GenerationMode, statuses: set[int]) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def run(case: Any) -> None:
+        response = case.call_and_validate()
+        response.json()
+        statuses.add(response.status_code)
+
+    run()
