@@ -161,6 +161,7 @@ class Pack:
     wire: ModuleType
     run: ModuleType
     device: ModuleType
+    host: ModuleType
 
 
 def load_pack() -> Pack:
@@ -169,7 +170,7 @@ def load_pack() -> Pack:
 
     pack = bootstrap.load_pack()
     names = ("nodes.comfyui.loading", "offload_core.values", "nodes.service", "nodes.wire")
-    more = ("offload_core.run", "offload_core.device")
+    more = ("offload_core.run", "offload_core.device", "offload_core.host")
     return Pack(*(bootstrap.submodule(pack, name) for name in (*names, *more)))
 
 

@@ -425,8 +425,41 @@ def test_staging_goes_back_to_the_system_whole(file: Path) -> None:
     before = process_memory().rss_anon_bytes
     for _ in range(10):
         load_run_unload()
-    # Ten times the staging would be 320 MiB; one chunk is 16.
+    # Ten times the staging would be over a GiB; one lane is 16.
     assert process_memory().rss_anon_bytes - before < 16 * 2**20
+    engine.detach()
+
+
+# Sleep. Case 26.
+
+
+@pytest.mark.parametrize("keep_locks", [True, False])
+def test_what_sleeps_is_off_the_card_by_the_drivers_count_and_wakes_exact(
+    tmp_path: Path, keep_locks: bool
+) -> None:
+    width = 4096
+    model, engine = mapped_engine(wide_file(tmp_path, width), width)
+    x = torch.randn(16, width, device="cuda", dtype=torch.bfloat16)
+
+    def free() -> int:
+        torch.cuda.synchronize()
+        return int(torch.cuda.mem_get_info()[0])
+
+    for name in ("resident", "pinned", "mapped through chunks"):
+        engine.load(dict(plans(engine))[name])
+        with engine.run():
+            want = model(x)
+        locked = engine.snapshot().memory.locked_bytes
+        for _ in range(20):
+            before, held = free(), engine.device_bytes
+            engine.sleep(keep_locks)
+            assert free() - before >= held * 99 // 100
+            assert engine.snapshot().memory.locked_bytes == (locked if keep_locks else 0)
+            engine.wake()
+            assert engine.device_bytes == held
+            with engine.run():
+                assert torch.equal(model(x), want)
+        engine.unload()
     engine.detach()
 
 

@@ -1,0 +1,180 @@
+"""What sleep and wake cost, and what they give back, for one model of Courier's.
+
+``python3 -m bench.sleeping MODEL``: samples, then puts the model to sleep and wakes it, at both
+levels, several times; seconds, the driver's count of the card, RssAnon, and whether the next
+latent is the one of before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import comfy_program, machine
+from bench.link import measure as measure_link
+from bench.rows import budget_bytes
+from bench.units import MIB, Latent, gib
+from devtools.comfyui_install import ensure_base
+from devtools.paths import checkout
+
+LEVELS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The machine at one moment, in bytes; None where nobody counts."""
+
+    device_used_bytes: int | None
+    anon_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One sleep and one wake. ``held_bytes`` is what the model said that it held on the card."""
+
+    level: int
+    sleep_seconds: float
+    wake_seconds: float
+    held_bytes: int
+    resident_bytes: int
+    awake: Moment
+    asleep: Moment
+    is_equal: bool
+
+    @property
+    def freed_share(self) -> float | None:
+        """Of what the model held, by the driver's count."""
+        before, after = self.awake.device_used_bytes, self.asleep.device_used_bytes
+        if before is None or after is None or not self.held_bytes:
+            return None
+        return (before - after) / self.held_bytes
+
+
+def measure(model: Any, latent: Latent, steps: int, rounds: int) -> list[Cycle]:
+    """Cycles of both levels in turns."""
+    import torch
+
+    from bench.sampling import sample
+
+    want = sample(model, latent, steps).latent
+    engine = model.courier_engine
+    cycles = []
+    for level in LEVELS * rounds:
+        memory = engine.snapshot().memory
+        awake = moment()
+        started = time.perf_counter()
+        engine.sleep(keep_locks=level == 1)
+        settle()
+        sleep_seconds = time.perf_counter() - started
+        asleep = moment()
+        started = time.perf_counter()
+        with comfy_program.node():
+            engine.wake()
+        settle()
+        wake_seconds = time.perf_counter() - started
+        is_equal = torch.equal(sample(model, latent, steps).latent, want)
+        cycles.append(
+            Cycle(
+                level,
+                sleep_seconds,
+                wake_seconds,
+                memory.device_bytes,
+                memory.resident_bytes,
+                awake,
+                asleep,
+                is_equal,
+            )
+        )
+    return cycles
+
+
+def settle() -> None:
+    """Until the card has done all that it was given."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def moment() -> Moment:
+    """Now."""
+    import torch
+
+    pack = comfy_program.load_pack()
+    used = None
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        used = total - free
+    return Moment(used, pack.host.process_memory().rss_anon_bytes)
+
+
+def report_lines(cycles: Sequence[Cycle], link_bytes_per_second: float | None) -> list[str]:
+    """A table, and the floor of a wake: resident bytes over the rate of page-locked memory."""
+    lines = [
+        "| level | sleep s | wake s | held, GiB | given back, by driver | RssAnon asleep - awake, "
+        "MiB | equal |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cycle in cycles:
+        share = "-" if cycle.freed_share is None else f"{cycle.freed_share:.1%}"
+        anon = "-"
+        if cycle.asleep.anon_bytes is not None and cycle.awake.anon_bytes is not None:
+            anon = f"{(cycle.asleep.anon_bytes - cycle.awake.anon_bytes) / MIB:.0f}"
+        equal = "yes" if cycle.is_equal else "NO"
+        lines.append(
+            f"| {cycle.level} | {cycle.sleep_seconds:.3f} | {cycle.wake_seconds:.3f} "
+            f"| {gib(cycle.held_bytes)} | {share} | {anon} | {equal} |"
+        )
+    if link_bytes_per_second and cycles:
+        floor = cycles[0].resident_bytes / link_bytes_per_second
+        lines += [
+            "",
+            f"resident bytes over the link ({link_bytes_per_second / 1e9:.1f} GB/s): {floor:.3f} s",
+        ]
+    return lines
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What was asked."""
+    parser = argparse.ArgumentParser(prog="bench.sleeping", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--comfyui", type=Path, default=checkout().comfyui)
+    parser.add_argument("--latent", type=Latent.parse, default=Latent(1, 60, 104))
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device-gib", type=float, help="Courier's budget; left out: automatic")
+    parser.add_argument("--host-gib", type=float, help="Courier's budget; left out: automatic")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it and print the table."""
+    options = parse(arguments)
+    paths = checkout()
+    with tempfile.TemporaryDirectory(prefix="courier-bench-") as folder:
+        base = ensure_base(paths, Path(folder).resolve() / "base")
+        ground = machine.Ground(paths.root, base, options.comfyui.resolve(), sys.executable)
+        os.environ.update(ground.environment(False, os.environ))
+        sys.path.insert(0, str(paths.root / "tests" / "comfyui"))
+        model_file = machine.offer_model(base, options.model)
+        comfy_program.start()
+        comfy_program.touch_device()
+        link = measure_link().get("link_bytes_per_second")
+        with comfy_program.node():
+            model = comfy_program.load_courier(
+                model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
+            )
+        cycles = measure(model, options.latent, options.steps, options.rounds)
+    print("\n".join(report_lines(cycles, link)), flush=True)
+    return 0 if all(cycle.is_equal for cycle in cycles) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""The table of sleep and wake."""
+
+from __future__ import annotations
+
+from bench.sleeping import Cycle, Moment, parse, report_lines
+
+GIB = 2**30
+
+
+def cycle(level: int = 1, used: tuple[int | None, int | None] = (10 * GIB, GIB)) -> Cycle:
+    return Cycle(
+        level=level,
+        sleep_seconds=0.05,
+        wake_seconds=0.4,
+        held_bytes=9 * GIB,
+        resident_bytes=8 * GIB,
+        awake=Moment(used[0], 2**20 * 100),
+        asleep=Moment(used[1], 2**20 * 90),
+        is_equal=level == 1,
+    )
+
+
+def test_the_share_is_of_what_the_model_held_by_the_drivers_count() -> None:
+    assert cycle().freed_share == 1.0
+    assert cycle(used=(10 * GIB, 10 * GIB)).freed_share == 0.0
+    assert cycle(used=(None, None)).freed_share is None
+
+
+def test_each_cycle_is_a_row_and_the_link_gives_the_floor() -> None:
+    lines = report_lines([cycle(1), cycle(2, (None, None))], 8 * GIB / 0.5)
+    assert lines[2] == "| 1 | 0.050 | 0.400 | 9.00 | 100.0% | -10 | yes |"
+    assert lines[3] == "| 2 | 0.050 | 0.400 | 9.00 | - | -10 | NO |"
+    assert lines[-1].endswith("GB/s): 0.500 s")
+    assert len(report_lines([cycle()], None)) == 3
+
+
+def test_what_is_left_out_is_automatic() -> None:
+    options = parse(["model.safetensors", "--device-gib", "12"])
+    assert (options.device_gib, options.host_gib, options.rounds) == (12.0, None, 3)
