@@ -79,6 +79,9 @@ class ModelControl(Protocol):
     Raises: UnknownModelError, BusyError, OrderFailedError.
     """
 
+    last_order: dict[str, Any] | None
+    """The receipt of the last order, whoever gave it; None before the first."""
+
     def models(self) -> Sequence[dict[str, Any]]:
         """Every model, ours and ComfyUI's: ``{"id", "name", "kind", "state", ...}``."""
 

@@ -183,7 +183,7 @@ def _occupation(
 ) -> dict[str, Any]:
     message = str(receipt["message"])
     if ignored:
-        message += f"; ignored: {names_text(ignored)}"
+        message = f"{message.rstrip('.')}. Ignored: {names_text(ignored)}."
     sleeping = [model["id"] for model in control.models() if model["state"] == ASLEEP]
     return {"success": bool(receipt["ok"]), "sleeping": sleeping, "message": message}
 

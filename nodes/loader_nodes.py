@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from comfy_api.latest import io
 
 from ..offload_core.values import Budget, ConfigError
@@ -15,7 +13,7 @@ from .comfyui.loading import (
     load_diffusion_model,
     offered_name,
 )
-from .comfyui.orders import refusal_of_file
+from .comfyui.orders import refusal_of_prompt
 
 
 class CourierLoadDiffusionModel(io.ComfyNode):
@@ -66,10 +64,7 @@ class CourierLoadDiffusionModel(io.ComfyNode):
             return f"{unet_name!r} is not a file of models/diffusion_models"
         if weight_dtype is not None and weight_dtype not in WEIGHT_DTYPES:
             return f"weight_dtype is {weight_dtype!r}; choose one of {', '.join(WEIGHT_DTYPES)}"
-        refusal = None
-        if unet_name is not None:
-            refusal = refusal_of_file(re.split(r"[\\/]", unet_name)[-1])
-        return True if refusal is None else refusal
+        return refusal_of_prompt() or True
 
     @classmethod
     def fingerprint_inputs(

@@ -46,7 +46,16 @@ _SCHEMAS: dict[str, Any] = {
     "Error": _object(["error"], {"error": _ERROR}),
     "OrderFailed": _object(["error", "receipt"], {"error": _ERROR, "receipt": {"type": "object"}}),
     "Receipt": _object(_RECEIPT_PROPERTIES, _RECEIPT_PROPERTIES),
-    "Models": _object(["models"], {"models": {"type": "array", "items": _MODEL}}),
+    "Models": _object(
+        ["models", "last_order"],
+        {
+            "models": {"type": "array", "items": _MODEL},
+            "last_order": {
+                "type": ["object", "null"],
+                "description": "The receipt of the last order, whoever gave it.",
+            },
+        },
+    ),
     "Occupation": _object(_OCCUPATION_PROPERTIES, _OCCUPATION_PROPERTIES),
     "OccupationFailed": _object(
         ["error", "success", "message"],

@@ -157,7 +157,8 @@ MODELS = RouteSpec(
             {
                 "models": [
                     {"id": "wan-1", "name": "wan", "kind": "diffusion model", "state": "awake"}
-                ]
+                ],
+                "last_order": None,
             },
         ),
         _WRONG_METHOD,
@@ -187,7 +188,7 @@ RELEASE = RouteSpec(
     "release_memory_occupation",
     "models are put to sleep",
     "Put all models to sleep, level 1, now. For tools that know this name; fields are ignored.",
-    _alias_answers(["wan-1"], "1 model sleeps; ignored: 'tags'"),
+    _alias_answers(["wan-1"], "1 model sleeps. Ignored: 'tags'."),
     (),
     any_body=True,
     examples=({}, {"tags": ["weights"]}),

@@ -106,7 +106,10 @@ def _routes(
     made: list[ReadRoute | OrderRoute] = [ReadRoute(STATUS, lambda: status_json(service.status()))]
     if control is not None:
         made += [
-            ReadRoute(MODELS, lambda: {"models": list(control.models())}),
+            ReadRoute(
+                MODELS,
+                lambda: {"models": list(control.models()), "last_order": control.last_order},
+            ),
             ReadRoute(OPENAPI, lambda: document(VERSION, ROUTES)),
             *order_routes(control, guards),
         ]

@@ -10,16 +10,16 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from .comfyui.orders import get_orders, id_of, show_progress
+from .comfyui.orders import get_orders, id_of, refusal_of_prompt, show_progress
 from .control import ControlError, OnUse, SleepOrder, WakeOrder, When
 
-LATER = "All models are put to sleep once this prompt has ended."
+LATER = (
+    "All models are put to sleep when nothing runs any more. GET /courier/v1/models has the "
+    "receipt then, as last_order."
+)
 _ORDERS = frozenset({"CourierSleepModel", "CourierWakeModel", "CourierStatus"})
 _LOG = logging.getLogger("courier")
-_MODEL_TOOLTIP = (
-    "A MODEL, CLIP, VAE or CONTROL_NET, of Courier or of ComfyUI's own loaders. "
-    "Without a link: all."
-)
+_MODEL_TOOLTIP = "A MODEL, CLIP, VAE or CONTROL_NET, of Courier or of ComfyUI's own loaders."
 
 
 def _models(model: Any, node: str) -> tuple[str, ...] | None:
@@ -35,9 +35,9 @@ def _models(model: Any, node: str) -> tuple[str, ...] | None:
     return (model_id,)
 
 
-def _inputs() -> list[io.Input]:
+def _inputs(without_link: str) -> list[io.Input]:
     return [
-        io.AnyType.Input("model", optional=True, tooltip=_MODEL_TOOLTIP),
+        io.AnyType.Input("model", optional=True, tooltip=f"{_MODEL_TOOLTIP} {without_link}"),
         io.AnyType.Input(
             "anything",
             optional=True,
@@ -101,10 +101,13 @@ class CourierSleepModel(io.ComfyNode):
             description=(
                 "Takes a model, or all of them, off the card until they are woken. Nothing is "
                 "unloaded from the workflow: the loader does not run again. Without any link it "
-                "waits for the end of the prompt."
+                "comes last, when nothing runs any more."
             ),
             inputs=[
-                *_inputs(),
+                *_inputs(
+                    "Without a link: all. With one, connect 'anything' too, or the node runs "
+                    "before the model is used."
+                ),
                 io.Int.Input(
                     "level",
                     default=1,
@@ -125,6 +128,15 @@ class CourierSleepModel(io.ComfyNode):
             hidden=[io.Hidden.prompt],
             is_output_node=True,
         )
+
+    @classmethod
+    def validate_inputs(cls, on_use: str | None = None) -> bool | str:
+        """Without links this node would be a workflow of its own to ComfyUI, and run although the
+        rest was refused because a model sleeps."""
+        choices = [choice.value for choice in OnUse]
+        if on_use is not None and on_use not in choices:
+            return f"on_use is {on_use!r}; choose one of {', '.join(choices)}"
+        return refusal_of_prompt() or True
 
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> str:
@@ -158,8 +170,9 @@ class CourierWakeModel(io.ComfyNode):
             node_id="CourierWakeModel",
             display_name="Wake Model",
             category="courier",
-            description="Brings a model that sleeps, or all that do, back to what they were.",
-            inputs=_inputs(),
+            description="Brings a model that sleeps, or all that do, back to the card. It has to "
+            "be in the workflow whose loaders made them; without links it runs first.",
+            inputs=_inputs("Without a link: all that sleep."),
             outputs=_outputs(),
             is_output_node=True,
         )

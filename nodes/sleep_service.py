@@ -49,6 +49,9 @@ class Host(Protocol):
     def foreign(self) -> Sequence[str]:
         """Memory that no order frees, in words."""
 
+    def place(self) -> str:
+        """What sentences call the device's memory."""
+
 
 class SleepService:
     """Answers ``ModelControl``. Threads: any; see SleepController."""
@@ -57,7 +60,9 @@ class SleepService:
         self._host = host
         self.orders_given = 0
         """Orders that people and programs gave; see ``sleep``."""
-        self.controller = SleepController(host.sleepers, host.measure, host.foreign)
+        self.last_order: dict[str, Any] | None = None
+        """The receipt of the last order, or of its failure; None before the first."""
+        self.controller = SleepController(host.sleepers, host.measure, host.foreign, host.place())
 
     def models(self) -> list[dict[str, Any]]:
         """Every model as it is now."""
@@ -107,11 +112,13 @@ class SleepService:
 
     def _answered(self, carry_out: Callable[[], Receipt]) -> dict[str, Any]:
         try:
-            return receipt_json(carry_out())
+            self.last_order = receipt_json(carry_out())
+            return self.last_order
         except ConfigError as error:
             raise UnknownModelError(f"{error}; GET /courier/v1/models lists them") from error
         except OrderError as error:
-            raise OrderFailedError(str(error), receipt_json(error.receipt)) from error
+            self.last_order = receipt_json(error.receipt)
+            raise OrderFailedError(str(error), self.last_order) from error
 
     def _model_json(self, sleeper: Sleeper) -> dict[str, Any]:
         return {
@@ -120,9 +127,16 @@ class SleepService:
             "kind": sleeper.kind,
             "state": self.controller.state_of(sleeper).value,
             "level": self.controller.level_of(sleeper),
+            "on_use": self._on_use(sleeper),
             "problem": self.controller.problem_of(sleeper),
             "held": held_json(sleeper.held()),
         }
+
+    def _on_use(self, sleeper: Sleeper) -> str | None:
+        if not sleeper.is_asleep:
+            return None
+        refuses = self.controller.refuses_use(sleeper)
+        return (OnUse.REFUSE if refuses else OnUse.WAKE).value
 
 
 def busy_error() -> BusyError:

@@ -7,8 +7,8 @@ const settings = [
   {
     id: "Courier.IdleSleepMinutes",
     category: ["Courier", "Sleep", "Minutes"],
-    name: "Put all models to sleep after so many minutes without a prompt (0: never)",
-    tooltip: "The next prompt that needs one wakes it. Looking at the status does not count as use.",
+    name: "Idle sleep: after so many minutes without a prompt (0: never)",
+    tooltip: "All models go to sleep; the next prompt that needs one wakes it. Looking at the status does not count as use.",
     type: "number",
     attrs: { min: 0, max: 1440, step: 1 },
     defaultValue: 0,
@@ -16,18 +16,21 @@ const settings = [
   {
     id: "Courier.IdleSleepLevel",
     category: ["Courier", "Sleep", "Level"],
-    name: "How deeply they sleep then (1 keeps what they hold in RAM, 2 gives it back too)",
+    name: "Idle sleep: level (1 keeps what models hold in RAM, 2 gives that back too)",
+    tooltip: "Of the sleep after so many idle minutes.",
     type: "combo",
     options: ["1", "2"],
     defaultValue: "1",
   },
 ];
 
+const WITH_TEXT = new Set(["CourierStatus", "CourierSleepModel", "CourierWakeModel"]);
+
 const extension = {
   name: "courier.status",
   settings,
   nodeCreated(node) {
-    if (node.comfyClass === "CourierStatus") {
+    if (WITH_TEXT.has(node.comfyClass)) {
       addStatusText(node);
     }
   },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from ...offload_core.host import process_memory
 from ...offload_core.run import LayerEngine
 from ...offload_core.sleep import EngineSleeper, MachineRecord, Sleeper
 from ...offload_core.values import Budget, EngineState, size_text
+from ..control import OnUse
 from ..service import get_service
 from ..sleep_service import SleepService, busy_error
 from .attachment import Attachment, attachment_of
@@ -111,6 +113,11 @@ class ComfyHost:
             locked_bytes=process.locked_bytes,
         )
 
+    def place(self) -> str:
+        """Of a CPU, the device's memory is RAM."""
+        is_cpu = comfy.model_management.get_torch_device().type == "cpu"
+        return "device memory (here RAM: ComfyUI runs on the CPU)" if is_cpu else "the card"
+
     def foreign(self) -> Sequence[str]:
         """On a device: what the driver counts and none of the models holds."""
         if comfy.model_management.get_torch_device().type == "cpu":
@@ -124,9 +131,8 @@ class ComfyHost:
         )
 
 
-_WAKES = "CourierWakeModel"
-_graph_wakes: ContextVar[bool | None] = ContextVar("courier_graph_wakes", default=None)
-"""Of the prompt that this task of the server checks; None where no prompt was announced."""
+_refusal: ContextVar[str | None] = ContextVar("courier_refusal", default=None)
+"""Of the prompt that this task of the server checks."""
 
 _orders: SleepService | None = None
 _host: ComfyHost | None = None
@@ -144,22 +150,40 @@ def get_orders() -> SleepService:
 
 
 def note_prompt(json_data: Any) -> Any:
-    """ComfyUI's call for each prompt that arrives, before it is checked: does it wake models?"""
+    """ComfyUI's call for each prompt that arrives, before it is checked: why it cannot run."""
     prompt = json_data.get("prompt") if isinstance(json_data, dict) else None
-    nodes = prompt.values() if isinstance(prompt, dict) else ()
-    _graph_wakes.set(any(isinstance(n, dict) and n.get("class_type") == _WAKES for n in nodes))
+    nodes = list(prompt.values()) if isinstance(prompt, dict) else []
+    _refusal.set(_refusal_of([n for n in nodes if isinstance(n, dict)]))
     return json_data
 
 
-def refusal_of_file(file: str) -> str | None:
-    """Why a prompt that is being checked cannot use a file's model: it sleeps, and nothing in the
-    prompt wakes it. None where that is not known: then the node that needs it says so."""
-    if _graph_wakes.get() is not False:
+def refusal_of_prompt() -> str | None:
+    """Why the prompt that is being checked cannot use a model: it sleeps, and nothing in the prompt
+    wakes it. None where that is not known: then the node that needs it says so."""
+    return _refusal.get()
+
+
+def _refusal_of(nodes: Sequence[dict[str, Any]]) -> str | None:
+    if any(node.get("class_type") == "CourierWakeModel" for node in nodes):
         return None
-    status = {model.id: model for model in get_service().status().models if model.file == file}
-    if any(model.state is not EngineState.ASLEEP for model in status.values()):
-        return None
-    return get_orders().refusal(list(status))
+    files = {
+        re.split(r"[\\/]", name)[-1]
+        for node in nodes
+        if node.get("class_type") == "CourierLoadDiffusionModel"
+        and isinstance(name := node.get("inputs", {}).get("unet_name"), str)
+    }
+    models = [model for model in get_service().status().models if model.file in files]
+    awake = {model.file for model in models if model.state is not EngineState.ASLEEP}
+    asleep = [model.id for model in models if model.file not in awake]
+    words = {
+        node.get("inputs", {}).get("on_use")
+        for node in nodes
+        if node.get("class_type") == "CourierSleepModel"
+    }
+    if words == {OnUse.WAKE.value}:
+        # The user's later word: the workflow that put them to sleep says now that use wakes them.
+        get_orders().controller.set_wakes_on_use(asleep, True)
+    return get_orders().refusal(asleep)
 
 
 def before_use(model_id: str) -> None:

@@ -15,12 +15,14 @@ import comfy.model_management
 import torch
 
 from ...offload_core.sleep import Held, Sleeper
+from ...offload_core.values import size_text
 from .attachment import attachment_of
 
 _POLL_SECONDS = 0.002
 """Between two prompts of a full queue there is little more."""
 _PATIENCE_SECONDS = 3600.0
 _NOT_LOADED = Held(0)
+DIFFUSION_MODEL = "diffusion model"
 
 BeforeUse = Callable[[str], None]
 
@@ -117,10 +119,11 @@ class CoreSleeper:
         patcher = self._living()
         if patcher is None:
             return ()
-        return (
-            "its weights stay in RAM: ComfyUI's own loader has no other place for them; load it "
-            "with a Courier loader, and they stay in the file",
-        )
+        size = size_text(int(patcher.model_size()))
+        text = f"{size} of weights stay in RAM: ComfyUI's own loader has no other place for them"
+        if self.kind == DIFFUSION_MODEL:
+            text += "; loaded with Load Diffusion Model (Courier), they stay in the file"
+        return (text,)
 
     def fall_asleep(self, level: int) -> None:
         """By the core's own unload."""
@@ -226,7 +229,7 @@ def kind_of(inner: Any) -> str:
     """What an inner model is, for people."""
     name = type(inner).__name__.lower()
     if isinstance(inner, comfy.model_base.BaseModel):
-        return "diffusion model"
+        return DIFFUSION_MODEL
     if hasattr(inner, "encode_token_weights"):
         return "text encoder"
     if "controlnet" in name or "control" in name:

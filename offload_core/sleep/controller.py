@@ -53,16 +53,19 @@ class SleepController:
         roster: Callable[[], Sequence[Sleeper]],
         measure: Callable[[], MachineRecord],
         foreign: Callable[[], Sequence[str]] = tuple,
+        place: str = "the card",
     ) -> None:
         """
         Args:
             roster: the models there are now, each with an id of its own.
             measure: the machine now.
             foreign: memory that no order can free, in words.
+            place: what sentences call the device's memory.
         """
         self._roster = roster
         self._measure = measure
         self._foreign = foreign
+        self._place = place
         self._turn = threading.RLock()
         self._rests: dict[str, _Rest] = {}
 
@@ -110,9 +113,15 @@ class SleepController:
 
             awake = {sleeper.id for sleeper in chosen if not sleeper.is_asleep}
             receipt = self._carry_out("sleep", chosen, fall_asleep, self._wake_one, awake, progress)
-            for sleeper in chosen:
-                self._rests[sleeper.id].wakes_on_use = wakes_on_use
+            self.set_wakes_on_use([sleeper.id for sleeper in chosen], wakes_on_use)
             return receipt
+
+    def set_wakes_on_use(self, ids: Iterable[str], wakes_on_use: bool) -> None:
+        """What ``before_use`` does from now on. Ids of nobody are passed over."""
+        with self._turn:
+            for rest in (self._rests.get(model_id) for model_id in ids):
+                if rest is not None:
+                    rest.wakes_on_use = wakes_on_use
 
     def wake(self, ids: Iterable[str] | None = None, progress: Progress | None = None) -> Receipt:
         """Wake these models, or all that sleep.
@@ -212,7 +221,7 @@ class SleepController:
             text = f"{action} failed at {at}: {error}. "
             text += " ".join(problems) or "Everything is as it was."
             raise OrderError(text, not problems, receipt(False, text)) from error
-        return _with_result(receipt(True, ""))
+        return _with_result(receipt(True, ""), self._place)
 
     def _undo(
         self,
@@ -254,8 +263,9 @@ class SleepController:
 def asleep_text(sleeper: Sleeper) -> str:
     """Why a model cannot be used, and what to do."""
     return (
-        f"{sleeper.name} ({sleeper.kind}) is asleep. Wake it with the node Wake Model or with "
-        "POST /courier/v1/wake; or put it to sleep with on_use = wake, and its next use wakes it"
+        f"{sleeper.name} ({sleeper.kind}) is asleep. Wake it with POST /courier/v1/wake, or with a "
+        "node Wake Model in this workflow (without links it runs first); or put models to sleep "
+        "with on_use = wake: then their next use wakes them"
     )
 
 
@@ -267,40 +277,46 @@ def _error_of(call: Callable[[Sleeper], None], sleeper: Sleeper) -> Exception | 
     return None
 
 
-def _with_result(receipt: Receipt) -> Receipt:
+def _with_result(receipt: Receipt, place: str) -> Receipt:
     """The same with its sentence, and no "ok" where nothing came of it."""
     changed = [model for model in receipt.models if model.changed]
     if receipt.action == "wake":
-        return _said(receipt, True, _woken_text(changed, receipt.seconds))
+        return replace(receipt, ok=True, message=_woken_text(changed, receipt, place))
     if not changed:
-        return _said(receipt, True, "Nothing was awake: nothing was given back.")
+        asleep = _count([m for m in receipt.models if m.level], "sleeps", "sleep")
+        text = f"Nothing was awake: nothing was given back. {asleep}."
+        return replace(receipt, ok=True, message=text)
     device = sum(model.before.device_bytes - model.after.device_bytes for model in changed)
     host = sum(model.before.host_bytes - model.after.host_bytes for model in changed)
     left = [model.name for model in changed if model.after.device_bytes]
-    used = (receipt.before.device_used_bytes, receipt.after.device_used_bytes)
-    measured = None if None in used else (used[0] or 0) - (used[1] or 0)
+    measured = _given_back(receipt)
+    counted = "" if measured is None else f" (its driver counts {size_text(max(0, measured))})"
     text = (
-        f"{_count(changed, 'sleeps', 'sleep')}: {size_text(device)} of the card and "
-        f"{size_text(host)} of RAM were given back in {receipt.seconds:.2f} s."
+        f"{_count(changed, 'sleeps', 'sleep')}: {size_text(device)} of {place}{counted} and "
+        f"{size_text(max(0, host))} held in RAM were given back in {receipt.seconds:.2f} s."
     )
     if left:
-        return _said(receipt, False, f"{text} Not all of the card was: {', '.join(left)}.")
+        text = f"{text} Not all of {place} was: {', '.join(left)}."
+        return replace(receipt, ok=False, message=text)
     if measured is not None and device > 0 and measured <= 0:
-        return _said(receipt, False, f"{text} But its driver counts no more free than before.")
-    return _said(receipt, True, text)
+        text = f"{text} But its driver counts no more free than before."
+        return replace(receipt, ok=False, message=text)
+    return replace(receipt, ok=True, message=text)
 
 
-def _woken_text(changed: Sequence[ModelReceipt], seconds: float) -> str:
+def _given_back(receipt: Receipt) -> int | None:
+    """By the driver's count; None where there is none."""
+    before, after = receipt.before.device_used_bytes, receipt.after.device_used_bytes
+    return None if before is None or after is None else before - after
+
+
+def _woken_text(changed: Sequence[ModelReceipt], receipt: Receipt, place: str) -> str:
     if not changed:
         return "Nothing was asleep."
     device = sum(model.after.device_bytes - model.before.device_bytes for model in changed)
     are = _count(changed, "is awake", "are awake")
-    return f"{are}: {size_text(device)} of the card in {seconds:.2f} s."
+    return f"{are}: {size_text(max(0, device))} of {place} in {receipt.seconds:.2f} s."
 
 
 def _count(models: Sequence[ModelReceipt], one: str, several: str) -> str:
     return f"1 model {one}" if len(models) == 1 else f"{len(models)} models {several}"
-
-
-def _said(receipt: Receipt, ok: bool, message: str) -> Receipt:
-    return replace(receipt, ok=ok, message=message)

@@ -82,6 +82,8 @@ class TinyModel(nn.Module):
 class FakeControl:
     """Keeps the orders it got and answers at once; ``fail_with`` is raised instead."""
 
+    last_order: dict[str, Any] | None = None
+
     def __init__(self, unknown_model_error: type[Exception]) -> None:
         self.orders: list[Any] = []
         self.fail_with: BaseException | None = None

@@ -326,7 +326,7 @@ def test_release_and_resume_are_sleep_and_wake_of_all(door: Door, words: Any) ->
 def test_fields_of_other_tools_are_ignored_and_it_says_so(door: Door, path: str) -> None:
     reply = door.ask(path, {"tags": ["weights"], "level": 2})
     assert reply.status == 200
-    assert reply.json["message"].endswith("; ignored: 'tags', 'level'")
+    assert reply.json["message"].endswith(". Ignored: 'tags', 'level'.")
     (order,) = door.control.orders
     assert order.models is None
 

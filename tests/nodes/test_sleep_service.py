@@ -62,6 +62,9 @@ class Host:
     def foreign(self) -> tuple[str, ...]:
         return ("1 GiB of others",)
 
+    def place(self) -> str:
+        return "the device"
+
 
 @pytest.fixture
 def module(pack: Any) -> Any:
@@ -107,6 +110,9 @@ def test_a_receipt_is_json_with_bytes_before_and_after(
     told = orders.models()
     json.dumps(told, allow_nan=False)
     assert [m["state"] for m in told] == ["asleep", "awake"]
+    assert [m["on_use"] for m in told] == ["refuse", None]
+    assert orders.last_order == receipt
+    assert "of the device" in receipt["message"]
     assert orders.wake(control.WakeOrder())["models"][0]["id"] == "a"
     assert [bed.is_asleep for bed in host.beds] == [False, False]
 

@@ -104,7 +104,7 @@ def test_all_sleep_and_the_set_that_slept_wakes(level: int) -> None:
     assert told.kept == (("its locks",) if level == 1 else ())
     assert receipt.ok
     ram = "0 B" if level == 1 else "4.00 MiB"
-    assert receipt.message.startswith(f"1 model sleeps: 8.00 MiB of the card and {ram} of RAM")
+    assert receipt.message.startswith(f"1 model sleeps: 8.00 MiB of the card and {ram} held in RAM")
     assert receipt.not_ours == ("1 GiB of another process",)
     woken = controller.wake()
     assert [model.id for model in woken.models] == ["b"]
@@ -122,7 +122,10 @@ def test_orders_repeat_without_harm_and_a_deeper_sleep_is_one_more_step() -> Non
     assert controller.wake().message == "Nothing was asleep."
     controller.sleep(level=1)
     again = controller.sleep(level=1)
-    assert (again.ok, again.message) == (True, "Nothing was awake: nothing was given back.")
+    assert (again.ok, again.message) == (
+        True,
+        "Nothing was awake: nothing was given back. 2 models sleep.",
+    )
     assert [model.changed for model in again.models] == [False, False]
     deeper = controller.sleep(["a"], level=2)
     assert levels(roster) == [2, 1]
@@ -246,7 +249,7 @@ def test_the_use_of_a_sleeping_model_is_refused_or_wakes_it_as_chosen() -> None:
     controller.sleep(wakes_on_use=False)
     with pytest.raises(
         AsleepError,
-        match=r"model a \(diffusion model\) is asleep\. Wake it with the node Wake Model",
+        match=r"model a \(diffusion model\) is asleep\. Wake it with POST /courier/v1/wake",
     ):
         controller.before_use("a")
     controller.sleep(["a"], wakes_on_use=True)
@@ -270,6 +273,7 @@ def test_nothing_is_called_done_that_did_not_come() -> None:
     honest = control([Bed("a")], lambda: MachineRecord(device_used_bytes=next(figures)))
     receipt = honest.sleep()
     assert receipt.ok
+    assert "8.00 MiB of the card (its driver counts 8.00 MiB) and" in receipt.message
     assert receipt.before.device_used_bytes == 100 * MIB
     assert receipt.after.device_used_bytes == 92 * MIB
 
