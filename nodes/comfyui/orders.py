@@ -175,14 +175,12 @@ def _refusal_of(nodes: Sequence[dict[str, Any]]) -> str | None:
     models = [model for model in get_service().status().models if model.file in files]
     awake = {model.file for model in models if model.state is not EngineState.ASLEEP}
     asleep = [model.id for model in models if model.file not in awake]
-    words = {
-        node.get("inputs", {}).get("on_use")
-        for node in nodes
-        if node.get("class_type") == "CourierSleepModel"
-    }
-    if words == {OnUse.WAKE.value}:
+    orders = [n.get("inputs", {}) for n in nodes if n.get("class_type") == "CourierSleepModel"]
+    if orders and all(inputs.get("on_use") == OnUse.WAKE.value for inputs in orders):
         # The user's later word: the workflow that put them to sleep says now that use wakes them.
-        get_orders().controller.set_wakes_on_use(asleep, True)
+        of_all = any("model" not in inputs for inputs in orders)
+        ids = [m["id"] for m in get_orders().models()] if of_all else asleep
+        get_orders().controller.set_wakes_on_use(ids, True)
     return get_orders().refusal(asleep)
 
 

@@ -186,6 +186,29 @@ def test_a_sleep_node_without_links_comes_last_in_every_run(studio: Studio) -> N
         assert (studio.picture(result) == want) is (seed == 8)
 
 
+def test_with_a_sleep_node_without_links_the_next_run_is_refused_whole_or_wakes(
+    studio: Studio,
+) -> None:
+    def prompt(seed: int, on_use: str) -> Prompt:
+        made = studio.prompt(seed=seed)
+        made["20"] = node("CourierSleepModel", level=1, on_use=on_use)
+        return made
+
+    want = studio.picture(studio.run(studio.prompt(seed=30)))
+    studio.run(prompt(31, "refuse"))
+    wait_for(studio, "asleep")
+    history = studio.server.client.request("/history")
+    with pytest.raises(PromptError, match="is asleep"):
+        studio.run(prompt(30, "refuse"))
+    assert studio.server.client.request("/history") == history, "nothing of it ran"
+    # The user's later word, in the workflow itself.
+    assert studio.picture(studio.run(prompt(30, "wake"))) == want
+    wait_for(studio, "asleep")
+    assert studio.picture(studio.run(prompt(30, "wake"))) == want
+    last = studio.server.client.request(MODELS)["last_order"]
+    assert (last["ok"], last["action"]) in {(True, "sleep"), (True, "wake")}
+
+
 def test_several_sleep_nodes_in_one_run_are_one_sleep(studio: Studio) -> None:
     prompt = studio.prompt()
     for n in ("20", "21"):
