@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
 MINUTES_SETTING = "Courier.IdleSleepMinutes"
 LEVEL_SETTING = "Courier.IdleSleepLevel"
+MOST_MINUTES = 365 * 24 * 60
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,17 @@ def settings_from(text: str) -> IdleSettings:
     """From ComfyUI's own file of settings; what is missing or cannot be meant is the default."""
     try:
         found: Any = json.loads(text)
-    except ValueError:
+        minutes = _minutes_from(found.get(MINUTES_SETTING))
+        level = 2 if str(found.get(LEVEL_SETTING)) == "2" else 1
+    except (ValueError, RecursionError, AttributeError):
         return IdleSettings()
-    if not isinstance(found, dict):
-        return IdleSettings()
-    minutes, level = found.get(MINUTES_SETTING, 0), found.get(LEVEL_SETTING, 1)
-    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)):
-        minutes = 0
-    if not 0 < minutes < math.inf:
-        minutes = 0
-    return IdleSettings(float(minutes), 2 if str(level) == "2" else 1)
+    return IdleSettings(minutes, level)
+
+
+def _minutes_from(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 < value <= MOST_MINUTES else 0.0
 
 
 class IdleClock:

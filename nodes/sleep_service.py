@@ -29,7 +29,7 @@ from .control import (
 )
 
 _BUSY_TEXT = (
-    "a prompt runs; nothing was changed. Try again when it has ended, or ask with "
+    "a prompt runs; nothing was changed. Try again when the queue is empty, or ask with "
     '"when": "idle", which waits for that'
 )
 

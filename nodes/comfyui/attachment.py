@@ -54,6 +54,8 @@ class Attachment:
     measures_activations: bool
     share: SharedBudget | None = None
     private: PrivateWeights = field(default_factory=PrivateWeights)
+    source: tuple[str, str] | None = None
+    """What the loader was given: the offered file and the dtype."""
     model_id: str = ""
     """In the status, and in orders."""
     before_use: Callable[[str], None] | None = None

@@ -50,20 +50,28 @@ def read_settings() -> IdleSettings:
 
 
 def _watch() -> None:
-    clock = IdleClock(time.monotonic())
+    clock, told = IdleClock(time.monotonic()), ""
     while True:
-        settings = read_settings()
-        queue: Any = prompt_queue()
-        if queue is None:
-            return
-        orders = get_orders()
-        activity = (queue.task_counter, orders.orders_given)
-        if clock.look(
-            time.monotonic(), bool(queue.currently_running), activity, settings.minutes * 60
-        ):
-            _sleep(settings)
-        # A short time is watched closely, so that it means what it says.
-        time.sleep(min(_TICK_SECONDS, max(0.1, settings.minutes * 60 / 4 or _TICK_SECONDS)))
+        seconds = _TICK_SECONDS
+        try:
+            seconds = _look(clock)
+        except Exception as error:
+            # Whatever it is, the next look may go well; the log has it once.
+            if repr(error) != told:
+                told = repr(error)
+                _LOG.exception("the idle watch could not look")
+        time.sleep(seconds)
+
+
+def _look(clock: IdleClock) -> float:
+    """One look; the seconds until the next."""
+    settings, queue = read_settings(), prompt_queue()
+    after_seconds = settings.minutes * 60
+    activity = (queue.task_counter, get_orders().orders_given)
+    if clock.look(time.monotonic(), bool(queue.currently_running), activity, after_seconds):
+        _sleep(settings)
+    # A short time is watched closely, so that it means what it says.
+    return min(_TICK_SECONDS, max(0.1, after_seconds / 4 or _TICK_SECONDS))
 
 
 def _sleep(settings: IdleSettings) -> None:

@@ -68,7 +68,9 @@ def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> Courie
         limit_bytes,
         fp8_optimizations=weight_dtype.endswith("_fast"),
     )
-    return wrap(built, path, budget)
+    patcher = wrap(built, path, budget)
+    patcher.attachment.source = (offered_name(name) or name, weight_dtype)
+    return patcher
 
 
 def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -166,15 +165,12 @@ def refusal_of_prompt() -> str | None:
 def _refusal_of(nodes: Sequence[dict[str, Any]]) -> str | None:
     if any(node.get("class_type") == "CourierWakeModel" for node in nodes):
         return None
-    files = {
-        re.split(r"[\\/]", name)[-1]
+    wanted = {
+        (node.get("inputs", {}).get("unet_name"), node.get("inputs", {}).get("weight_dtype"))
         for node in nodes
         if node.get("class_type") == "CourierLoadDiffusionModel"
-        and isinstance(name := node.get("inputs", {}).get("unet_name"), str)
     }
-    models = [model for model in get_service().status().models if model.file in files]
-    awake = {model.file for model in models if model.state is not EngineState.ASLEEP}
-    asleep = [model.id for model in models if model.file not in awake]
+    asleep = _asleep_of(wanted)
     orders = [n.get("inputs", {}) for n in nodes if n.get("class_type") == "CourierSleepModel"]
     if orders and all(inputs.get("on_use") == OnUse.WAKE.value for inputs in orders):
         # The user's later word: the workflow that put them to sleep says now that use wakes them.
@@ -182,6 +178,33 @@ def _refusal_of(nodes: Sequence[dict[str, Any]]) -> str | None:
         ids = [m["id"] for m in get_orders().models()] if of_all else asleep
         get_orders().controller.set_wakes_on_use(ids, True)
     return get_orders().refusal(asleep)
+
+
+def _asleep_of(wanted: set[tuple[Any, Any]]) -> list[str]:
+    """Ids of the sleeping models that loaders with these inputs would find in ComfyUI's cache."""
+    asleep: dict[tuple[str, str], list[str]] = {}
+    awake = set()
+    for model_id, _, engine in get_service().engines():
+        found = _belongings.get(engine)
+        attachment = found.attachment() if found is not None else None
+        if attachment is None or attachment.source is None:
+            continue
+        if engine.state is not EngineState.ASLEEP:
+            awake.add(attachment.source)
+        elif not engine.file_problem():  # of a file that changed, the loader makes a new model
+            asleep.setdefault(attachment.source, []).append(model_id)
+    return [
+        model_id
+        for source, ids in asleep.items()
+        for model_id in ids
+        if source not in awake
+        and any(_same_name(name, source[0]) and dtype == source[1] for name, dtype in wanted)
+    ]
+
+
+def _same_name(given: Any, offered: str) -> bool:
+    """Whichever separator the workflow was saved with."""
+    return isinstance(given, str) and given.replace("\\", "/") == offered.replace("\\", "/")
 
 
 def before_use(model_id: str) -> None:

@@ -18,9 +18,9 @@ from ...offload_core.sleep import Held, Sleeper
 from ...offload_core.values import size_text
 from .attachment import attachment_of
 
-_POLL_SECONDS = 0.002
-"""Between two prompts of a full queue there is little more."""
+_POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 3600.0
+_TIDYING_SECONDS = 30.0
 _NOT_LOADED = Held(0)
 DIFFUSION_MODEL = "diffusion model"
 
@@ -103,6 +103,11 @@ class CoreSleeper:
     def is_asleep(self) -> bool:
         """Its entry stands in the core's list."""
         return self._entry() is not None
+
+    @property
+    def obstacle(self) -> str:
+        """None: its weights are in RAM."""
+        return ""
 
     def held(self) -> Held:
         """By the core's own count; on a device without memory of its own, nothing counts."""
@@ -247,23 +252,39 @@ class PromptRunsError(Exception):
 def nothing_runs(wait: bool) -> Iterator[None]:
     """While this is entered no prompt begins: check and act under the queue's own lock.
 
+    That no prompt is running is not enough. Between two prompts, and for ``/free``, the thread that
+    runs them unloads models and cleans up without that lock; so it has to be where it waits for the
+    next prompt, which it can only leave with the lock.
+
     Args:
-        wait: for the end of the prompt that runs; otherwise, PromptRunsError.
+        wait: until the queue is empty; otherwise PromptRunsError while there is a prompt.
     Threads: any but the one that runs prompts.
     """
     queue = prompt_queue()
     if queue is None:
         yield
         return
-    deadline = time.monotonic() + (_PATIENCE_SECONDS if wait else 0)
+    started = time.monotonic()
     while True:
         with queue.mutex:
-            if not queue.currently_running:
+            if _is_at_rest(queue):
                 yield
                 return
-        if time.monotonic() >= deadline:
+            has_prompts = bool(queue.currently_running or queue.queue)
+        # Without a prompt it is tidying up, and comes to rest in a moment.
+        patience = _PATIENCE_SECONDS if wait else 0.0 if has_prompts else _TIDYING_SECONDS
+        if time.monotonic() - started >= patience:
             raise PromptRunsError
         time.sleep(_POLL_SECONDS)
+
+
+def _is_at_rest(queue: Any) -> bool:
+    """Whether the thread that runs prompts waits for one. The queue's lock is held."""
+    if queue.currently_running or queue.queue or queue.flags:
+        return False
+    # Of threading.Condition: who waits, and was not told to go on. Nobody else waits there.
+    waiters = getattr(queue.not_empty, "_waiters", None)
+    return waiters is None or len(waiters) > 0
 
 
 def prompt_queue() -> Any:

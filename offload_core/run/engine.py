@@ -26,6 +26,7 @@ from ..values import (
     AsleepError,
     Budget,
     BudgetError,
+    CheckpointError,
     CourierError,
     DeviceMemoryError,
     EngineSnapshot,
@@ -104,6 +105,18 @@ class LayerEngine:
             self._apply(budget, plan)
             self._holding.say(note)
         return plan
+
+    def file_problem(self) -> str:
+        """Why nothing can be loaded from the files any more, as ``load`` would say, but without
+        their folders; "" if it can. Any thread."""
+        try:
+            self._check_files()
+        except CheckpointError as error:
+            text = str(error)
+            for mapping in self._parts.mappings:
+                text = text.replace(str(mapping.header.path), mapping.header.path.name)
+            return text
+        return ""
 
     def unload(self) -> int:
         """Leave the device and the page locks; the device bytes given back. Idempotent. A model

@@ -130,9 +130,16 @@ class SleepController:
             could be.
         """
         with self._turn:
-            chosen = self._chosen(ids)
+            chosen, left = self._chosen(ids), ""
             if ids is None:
-                chosen = [sleeper for sleeper in chosen if sleeper.is_asleep]
+                asleep_now = [sleeper for sleeper in chosen if sleeper.is_asleep]
+                # One that nobody can wake must not keep the others asleep.
+                chosen = [sleeper for sleeper in asleep_now if not sleeper.obstacle]
+                left = " ".join(
+                    f"{sleeper.name} stays asleep: {sleeper.obstacle}."
+                    for sleeper in asleep_now
+                    if sleeper not in chosen
+                )
             levels = {sleeper.id: self._rests[sleeper.id].level or 1 for sleeper in chosen}
 
             def sleep_again(sleeper: Sleeper) -> None:
@@ -141,7 +148,10 @@ class SleepController:
                 rest.state, rest.level = SleepState.ASLEEP, levels[sleeper.id]
 
             asleep = {sleeper.id for sleeper in chosen if sleeper.is_asleep}
-            return self._carry_out("wake", chosen, self._wake_one, sleep_again, asleep, progress)
+            receipt = self._carry_out("wake", chosen, self._wake_one, sleep_again, asleep, progress)
+            if not left:
+                return receipt
+            return replace(receipt, ok=False, message=f"{receipt.message} {left}")
 
     def before_use(self, model_id: str) -> None:
         """Whoever is about to use a model calls this first: it wakes it, or refuses.

@@ -6,7 +6,7 @@ import weakref
 from typing import Protocol
 
 from ..run import LayerEngine
-from ..values import Budget, EngineState, size_text
+from ..values import Budget, CheckpointError, EngineState, size_text
 from .records import Held
 
 KEEPS_HOST, GIVES_HOST_BACK = 1, 2
@@ -25,6 +25,10 @@ class Sleeper(Protocol):
     @property
     def is_asleep(self) -> bool:
         """It has left the device, and nothing brings it back but ``wake``."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be woken at all; "" if it can."""
 
     def held(self) -> Held:
         """What it holds now."""
@@ -62,6 +66,12 @@ class EngineSleeper:
         engine = self._engine()
         return engine is not None and engine.state is EngineState.ASLEEP
 
+    @property
+    def obstacle(self) -> str:
+        """A file that is no longer the one that was opened."""
+        engine = self._engine()
+        return "" if engine is None else engine.file_problem()
+
     def held(self) -> Held:
         """By the engine's own ledgers."""
         engine = self._engine()
@@ -94,10 +104,14 @@ class EngineSleeper:
             engine.sleep(keep_locks=level < GIVES_HOST_BACK)
 
     def wake(self) -> None:
-        """Raises: as ``LayerEngine.wake``."""
+        """Raises: as ``LayerEngine.wake``, without folders: others may read a receipt."""
         engine = self._engine()
-        if engine is not None:
+        if engine is None:
+            return
+        try:
             engine.wake(self.budget_to_wake_in(engine))
+        except CheckpointError as error:
+            raise type(error)(engine.file_problem() or "its file could not be read") from error
 
     def budget_to_wake_in(self, engine: LayerEngine) -> Budget | None:
         """In place of the one that the engine fell asleep with; None for that one."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -352,3 +354,93 @@ def test_models_sleep_by_themselves_when_nothing_runs_and_looking_is_no_use(
         wait_for(studio, "asleep")
     finally:
         settings.write_text(before)
+
+
+@pytest.mark.parametrize("flags", [{"unload_models": True}, {"free_memory": True}])
+def test_orders_beside_the_cores_own_freeing_leave_a_queue_that_works(
+    studio: Studio, flags: dict[str, bool]
+) -> None:
+    """The core does that between two prompts, without the queue's lock."""
+    want = studio.picture(studio.run(studio.prompt(seed=90)))
+    for number in range(12):
+        studio.server.client.request("/free", flags)
+        path = WAKE if number % 3 == 2 else SLEEP
+        body = {} if path == WAKE else {"on_use": "wake"}
+        status, answer = studio.post(path, **body)
+        while status == 429:
+            time.sleep(0.3)
+            status, answer = studio.post(path, **body)
+        assert status == 200, answer
+        result = studio.server.client.run(studio.prompt(seed=90), timeout_seconds=60)
+        assert studio.picture(result) == want
+
+
+def test_a_queue_of_prompts_that_end_in_sleep_runs_to_its_end(studio: Studio) -> None:
+    ids = []
+    for seed in range(91, 97):
+        prompt = studio.prompt(seed=seed)
+        prompt["20"] = node("CourierSleepModel", level=1, on_use="refuse")
+        ids.append(studio.server.client.queue(prompt))
+    for prompt_id in ids:
+        assert len(studio.server.client.follow(prompt_id).images()) == 1
+    wait_for(studio, "asleep")
+
+
+@pytest.mark.parametrize("change", ["replaced", "touched"])
+def test_a_file_that_changed_while_its_model_slept_is_loaded_anew(
+    studio: Studio, small_models: Any, change: str
+) -> None:
+    original = small_models["wan"]
+    file = original.with_name(f"asleep_{change}.safetensors")
+    shutil.copyfile(original, file)
+    loader = loaded_with("CourierLoadDiffusionModel", file.name)
+    try:
+        prompt = workflow(small_models, loader, seed=99)
+        want = studio.picture(studio.run(prompt))
+        assert studio.post(SLEEP)[0] == 200
+        if change == "replaced":
+            other = file.with_name("other.tmp")
+            shutil.copyfile(original, other)
+            other.replace(file)
+        else:
+            os.utime(file, (1, 1))
+        status, answer = studio.post(WAKE)
+        assert (status, answer["ok"]) == (200, False)
+        assert f"{file.stem} stays asleep: {file.name} " in answer["message"]
+        status, answer = studio.post(WAKE, models=[studio.model()["id"]])
+        assert status == 503
+        assert str(file.parent) not in json.dumps(answer)
+        assert studio.picture(studio.run(prompt)) == want
+        assert studio.model()["state"] == "loaded"
+    finally:
+        file.unlink()
+
+
+def test_a_model_of_the_same_name_in_another_folder_does_not_sleep(
+    studio: Studio, small_models: Any
+) -> None:
+    original = small_models["wan"]
+    loaders = {}
+    for folder in ("a", "b"):
+        file = original.parent / folder / "same.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        shutil.copyfile(original, file)
+        loaders[folder] = loaded_with("CourierLoadDiffusionModel", f"{folder}/same.safetensors")
+    try:
+        prompt = workflow(small_models, loaders["b"], seed=98)
+        want = studio.picture(studio.run(prompt))
+        prompt["30"] = loaders["a"]
+        prompt["31"] = node("CourierStatus", anything=["30", 0])
+        prompt["32"] = node(
+            "CourierSleepModel", model=["30", 0], anything=["31", 0], level=1, on_use="refuse"
+        )
+        studio.run(prompt)
+        with pytest.raises(PromptError, match=r"same .* is asleep"):
+            studio.run(workflow(small_models, loaders["a"], seed=98))
+        del prompt["32"]
+        prompt[SAMPLER]["inputs"]["seed"] = 97
+        del prompt["30"], prompt["31"]
+        assert studio.picture(studio.run(prompt)) != want
+    finally:
+        for folder in loaders:
+            shutil.rmtree(original.parent / folder)

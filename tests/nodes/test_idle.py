@@ -28,6 +28,11 @@ def idle(pack: Any) -> Any:
         ('{"Courier.IdleSleepMinutes": true}', 0, 1),
         ('{"Courier.IdleSleepMinutes": NaN}', 0, 1),
         ('{"Courier.IdleSleepMinutes": Infinity}', 0, 1),
+        ('{"Courier.IdleSleepMinutes": 1' + "0" * 400 + "}", 0, 1),
+        ('{"Courier.IdleSleepMinutes": 1' + "0" * 5000 + "}", 0, 1),
+        ("[" * 100_000, 0, 1),
+        ('{"a":' * 5000 + "1" + "}" * 5000, 0, 1),
+        ('{"Courier.IdleSleepLevel": {"a": 1}}', 0, 1),
     ],
 )
 def test_what_cannot_be_meant_is_the_default(

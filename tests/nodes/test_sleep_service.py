@@ -21,6 +21,7 @@ class Bed:
     kind: str = "diffusion model"
     is_asleep: bool = False
     fails: bool = False
+    obstacle: str = ""
 
     def held(self) -> Any:
         return self.held_by(0 if self.is_asleep else 8)

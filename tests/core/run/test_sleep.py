@@ -276,10 +276,12 @@ def test_a_file_that_changed_meanwhile_keeps_the_model_asleep(
     before = held(engine, fake)
     status = tiny.path.stat()
     os.utime(tiny.path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    assert engine.file_problem().startswith(f"{tiny.path.name} ")
     with pytest.raises(CheckpointChangedError):
         engine.wake()
     assert held(engine, fake) == before
     os.utime(tiny.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert engine.file_problem() == ""
     engine.wake()
     run(tiny, engine)
 

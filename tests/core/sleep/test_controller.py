@@ -37,6 +37,7 @@ class Bed:
     calls: list[str] = field(default_factory=list)
     stays: int = 0
     kind: str = "diffusion model"
+    obstacle: str = ""
 
     @property
     def name(self) -> str:
@@ -205,6 +206,21 @@ def test_one_that_cannot_be_put_back_does_not_keep_the_others_and_has_a_way_on()
     controller.wake()
     assert states(controller, roster) == [SleepState.AWAKE] * 4
     assert controller.problem_of(roster[1]) == ""
+
+
+def test_one_that_nobody_can_wake_does_not_keep_the_others_asleep() -> None:
+    roster = beds(3)
+    controller = control(roster)
+    controller.sleep()
+    roster[1].obstacle = "its file was replaced"
+    receipt = controller.wake()
+    assert levels(roster) == [None, 1, None]
+    assert not receipt.ok
+    assert receipt.message.startswith("2 models are awake")
+    assert receipt.message.endswith("model b stays asleep: its file was replaced.")
+    assert "wake" not in roster[1].calls
+    controller.wake(["b"])
+    assert roster[1].calls[-1] == "wake", "asked for by name, it is tried"
 
 
 class Cancelled(BaseException):
