@@ -152,7 +152,7 @@ def note_prompt(json_data: Any) -> Any:
     """ComfyUI's call for each prompt that arrives, before it is checked: why it cannot run."""
     prompt = json_data.get("prompt") if isinstance(json_data, dict) else None
     nodes = list(prompt.values()) if isinstance(prompt, dict) else []
-    _refusal.set(_refusal_of([n for n in nodes if isinstance(n, dict)]))
+    _refusal.set(_refusal_of([(_kind_of(node), _inputs_of(node)) for node in nodes]))
     return json_data
 
 
@@ -162,16 +162,29 @@ def refusal_of_prompt() -> str | None:
     return _refusal.get()
 
 
-def _refusal_of(nodes: Sequence[dict[str, Any]]) -> str | None:
-    if any(node.get("class_type") == "CourierWakeModel" for node in nodes):
+def _kind_of(node: Any) -> Any:
+    return node.get("class_type") if isinstance(node, dict) else None
+
+
+def _inputs_of(node: Any) -> dict[str, Any]:
+    inputs = node.get("inputs") if isinstance(node, dict) else None
+    return inputs if isinstance(inputs, dict) else {}
+
+
+def _refusal_of(nodes: Sequence[tuple[Any, dict[str, Any]]]) -> str | None:
+    """``nodes``: kind and inputs of each; nobody has checked them yet."""
+    if any(kind == "CourierWakeModel" for kind, _ in nodes):
         return None
+    # An input that is a link is a list: what comes of it is not known yet.
     wanted = {
-        (node.get("inputs", {}).get("unet_name"), node.get("inputs", {}).get("weight_dtype"))
-        for node in nodes
-        if node.get("class_type") == "CourierLoadDiffusionModel"
+        (inputs.get("unet_name"), inputs.get("weight_dtype"))
+        for kind, inputs in nodes
+        if kind == "CourierLoadDiffusionModel"
+        and isinstance(inputs.get("unet_name"), str)
+        and isinstance(inputs.get("weight_dtype"), str)
     }
     asleep = _asleep_of(wanted)
-    orders = [n.get("inputs", {}) for n in nodes if n.get("class_type") == "CourierSleepModel"]
+    orders = [inputs for kind, inputs in nodes if kind == "CourierSleepModel"]
     if orders and all(inputs.get("on_use") == OnUse.WAKE.value for inputs in orders):
         # The user's later word: the workflow that put them to sleep says now that use wakes them.
         of_all = any("model" not in inputs for inputs in orders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -286,6 +287,28 @@ def test_free_of_the_core_drops_what_sleeps_and_the_next_run_loads_anew(studio: 
         time.sleep(0.02)
     assert studio.picture(studio.run(studio.prompt(seed=6))) == want
     assert studio.model()["state"] == "loaded"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        node("CourierLoadDiffusionModel", unet_name=["9", 0], weight_dtype="default"),
+        node("CourierLoadDiffusionModel", unet_name="x", weight_dtype=["9", 0]),
+        node("CourierLoadDiffusionModel", unet_name={}, weight_dtype={}),
+        {"class_type": "CourierLoadDiffusionModel", "inputs": None},
+        {"class_type": ["CourierSleepModel"], "inputs": []},
+        {"class_type": "CourierSleepModel", "inputs": {"on_use": ["9", 0]}},
+        7,
+    ],
+)
+def test_whatever_a_prompt_holds_is_looked_at_without_an_error(studio: Studio, broken: Any) -> None:
+    before = studio.server.log_text().count("on_prompt_handler processing")
+    with contextlib.suppress(PromptError, HttpError):
+        studio.server.client.queue({"1": broken, "2": node("CourierWakeMode")})
+    with contextlib.suppress(PromptError, HttpError):
+        studio.server.client.queue({"1": broken})
+    studio.server.check_alive()
+    assert studio.server.log_text().count("on_prompt_handler processing") == before
 
 
 # Over HTTP
