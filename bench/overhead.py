@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bench import comfy_program, machine
+from bench import comfy_program
+from bench.one_model import build_parser, loaded_model
 from bench.records import steady
-from bench.rows import budget_bytes
 from bench.units import Latent
-from devtools.comfyui_install import ensure_base
-from devtools.paths import checkout
 
 POLL_SECONDS = 0.1
 PLAN_REPEATS = 5
@@ -149,32 +144,14 @@ def report_lines(overhead: Overhead, plan_seconds: float) -> list[str]:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.overhead", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--comfyui", type=Path, default=checkout().comfyui)
-    parser.add_argument("--latent", type=Latent.parse, default=Latent(1, 60, 104))
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--device-gib", type=float, help="Courier's budget; left out: automatic")
-    parser.add_argument("--host-gib", type=float, help="Courier's budget; left out: automatic")
-    return parser.parse_args(arguments)
+    """What was asked."""
+    return build_parser("bench.overhead", __doc__, steps=10, rounds=4).parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run it and print the table."""
     options = parse(arguments)
-    paths = checkout()
-    with tempfile.TemporaryDirectory(prefix="courier-bench-") as folder:
-        base = ensure_base(paths, Path(folder).resolve() / "base")
-        ground = machine.Ground(paths.root, base, options.comfyui.resolve(), sys.executable)
-        os.environ.update(ground.environment(False, os.environ))
-        sys.path.insert(0, str(paths.root / "tests" / "comfyui"))
-        model_file = machine.offer_model(base, options.model)
-        comfy_program.start()
-        comfy_program.touch_device()
-        with comfy_program.node():
-            model = comfy_program.load_courier(
-                model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
-            )
+    with loaded_model(options) as model:
         overhead = measure_polling(model, options.latent, options.steps, options.rounds)
         lines = report_lines(overhead, measure_plan())
     print("\n".join(lines), flush=True)

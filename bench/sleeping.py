@@ -8,21 +8,16 @@ latent is the one of before.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bench import comfy_program, machine
+from bench import comfy_program
 from bench.link import measure as measure_link
-from bench.rows import budget_bytes
+from bench.one_model import build_parser, loaded_model
 from bench.units import MIB, Latent, gib
-from devtools.comfyui_install import ensure_base
-from devtools.paths import checkout
 
 LEVELS = (1, 2)
 
@@ -143,34 +138,14 @@ def report_lines(cycles: Sequence[Cycle], link_bytes_per_second: float | None) -
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What was asked."""
-    parser = argparse.ArgumentParser(prog="bench.sleeping", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--comfyui", type=Path, default=checkout().comfyui)
-    parser.add_argument("--latent", type=Latent.parse, default=Latent(1, 60, 104))
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device-gib", type=float, help="Courier's budget; left out: automatic")
-    parser.add_argument("--host-gib", type=float, help="Courier's budget; left out: automatic")
-    return parser.parse_args(arguments)
+    return build_parser("bench.sleeping", __doc__, steps=3, rounds=3).parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run it and print the table."""
     options = parse(arguments)
-    paths = checkout()
-    with tempfile.TemporaryDirectory(prefix="courier-bench-") as folder:
-        base = ensure_base(paths, Path(folder).resolve() / "base")
-        ground = machine.Ground(paths.root, base, options.comfyui.resolve(), sys.executable)
-        os.environ.update(ground.environment(False, os.environ))
-        sys.path.insert(0, str(paths.root / "tests" / "comfyui"))
-        model_file = machine.offer_model(base, options.model)
-        comfy_program.start()
-        comfy_program.touch_device()
+    with loaded_model(options) as model:
         link = measure_link().get("link_bytes_per_second")
-        with comfy_program.node():
-            model = comfy_program.load_courier(
-                model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
-            )
         cycles = measure(model, options.latent, options.steps, options.rounds)
     print("\n".join(report_lines(cycles, link)), flush=True)
     return 0 if all(cycle.is_equal for cycle in cycles) else 1

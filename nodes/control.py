@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 
 class When(enum.Enum):
-    """What to do while a prompt runs."""
+    """What to do while a prompt runs or waits."""
 
     NOW = "now"
     """Refuse at once, with nothing changed."""
     IDLE = "idle"
-    """Wait for the end of the prompt that runs."""
+    """Wait until the queue is empty."""
 
 
 class OnUse(enum.Enum):
@@ -57,7 +57,7 @@ class UnknownModelError(ControlError):
 
 
 class BusyError(ControlError):
-    """A prompt runs, or another order is being carried out."""
+    """A prompt runs or waits, or other orders are being carried out."""
 
 
 class OrderFailedError(ControlError):

@@ -27,7 +27,8 @@ _WHEN = Choice(
     "when",
     tuple(when.value for when in When),
     SleepOrder.when.value,
-    'While a prompt runs: "now" is refused at once (409), "idle" waits for its end.',
+    'While a prompt runs or waits: "now" is refused at once (409), "idle" waits until the queue is '
+    "empty.",
 )
 _ON_USE = Choice(
     "on_use",
@@ -109,7 +110,7 @@ def _order_answers(
         error, failed: schemas of the ends that come after the guards; ``example`` makes them.
     """
     unknown = example("unknown_model", 'no model has the id "wan-9"')
-    busy = example("busy", "a prompt runs; try again when it has ended")
+    busy = example("busy", "a prompt runs; try again when the queue is empty")
     return (
         success,
         _NOT_WELL_FORMED,
@@ -117,7 +118,7 @@ def _order_answers(
         Answer(403, "From a page of another origin; or from elsewhere, and no token is set."),
         Answer(404, "No model has this id.", error, unknown),
         _WRONG_METHOD,
-        Answer(409, "A prompt runs, or another order. Nothing has changed.", error, busy),
+        Answer(409, "A prompt runs or waits, or another order. Nothing has changed.", error, busy),
         Answer(413, f"The body is longer than {BODY_LIMIT_BYTES} bytes."),
         Answer(415, "The Content-Type is not application/json, or the body is compressed."),
         Answer(429, "Too many orders in a short time.", header="Retry-After"),

@@ -132,7 +132,7 @@ class CourierService:
                 if entry.engine() is engine:
                     return entry.id
             self._registered += 1
-            model_id = f"{_slug(file_name)}-{self._registered}"
+            model_id = f"{slug(file_name)}-{self._registered}"
             self._entries[model_id] = _Entry(
                 model_id, _clean(name), file_name, weakref.ref(engine), weakref.ref(backend)
             )
@@ -241,7 +241,8 @@ def _driver_locked_bytes(entries: tuple[_Entry, ...], models: list[ModelRecord])
     return sum(model.snapshot.memory.locked_bytes for model in models if model.id in on_cuda)
 
 
-def _slug(file_name: str) -> str:
+def slug(file_name: str) -> str:
+    """The part of an id that people recognise: ASCII, fit for a URL."""
     stem = file_name.rpartition(".")[0] or file_name
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain)[:_SLUG_LENGTH].strip("-") or "model"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import uuid
 from typing import Any
 
 from comfy_api.latest import io, ui
 
 from .comfyui.orders import get_orders, id_of, refusal_of_prompt, show_progress
 from .control import ControlError, OnUse, SleepOrder, WakeOrder, When
+from .every_time import RunsEveryTime
 
 LATER = (
     "All models are put to sleep when nothing runs any more. GET /courier/v1/models has the "
@@ -89,7 +89,7 @@ def _sleep_later(order: SleepOrder) -> None:
     threading.Thread(target=carry_out, name="courier-sleep-later", daemon=True).start()
 
 
-class CourierSleepModel(io.ComfyNode):
+class CourierSleepModel(RunsEveryTime):
     """Puts one model, or all, to sleep."""
 
     @classmethod
@@ -139,11 +139,6 @@ class CourierSleepModel(io.ComfyNode):
         return refusal_of_prompt() or True
 
     @classmethod
-    def fingerprint_inputs(cls, **inputs: Any) -> str:
-        """Never the same twice, so that the node runs every time; what is before it does not."""
-        return uuid.uuid4().hex
-
-    @classmethod
     def execute(
         cls,
         level: int = 1,
@@ -161,7 +156,7 @@ class CourierSleepModel(io.ComfyNode):
         return _output(get_orders().sleep_here(order, show_progress), model, anything)
 
 
-class CourierWakeModel(io.ComfyNode):
+class CourierWakeModel(RunsEveryTime):
     """Wakes one model, or all that sleep."""
 
     @classmethod
@@ -176,11 +171,6 @@ class CourierWakeModel(io.ComfyNode):
             outputs=_outputs(),
             is_output_node=True,
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, **inputs: Any) -> str:
-        """Never the same twice, so that the node runs every time; what is before it does not."""
-        return uuid.uuid4().hex
 
     @classmethod
     def execute(cls, model: Any = None, anything: Any = None) -> io.NodeOutput:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import uuid
 from typing import Any
 
 from comfy_api.latest import io, ui
 
 from ..offload_core.run import LayerEngine
 from .comfyui.attachment import attachment_of
+from .every_time import RunsEveryTime
 from .service import CourierService, StatusRecord, get_service
 from .wire import status_json, status_text
 
 
-class CourierStatus(io.ComfyNode):
+class CourierStatus(RunsEveryTime):
     """Runs in every execution and shows the status of that moment."""
 
     @classmethod
@@ -52,14 +52,6 @@ class CourierStatus(io.ComfyNode):
             ],
             is_output_node=True,
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, **inputs: Any) -> str:
-        """Never the same twice, so that the node runs every time; what is before it does not.
-
-        No NaN: ComfyUI writes this value into the prompt of saved pictures, where NaN is no JSON.
-        """
-        return uuid.uuid4().hex
 
     @classmethod
     def execute(cls, anything: Any = None) -> io.NodeOutput:

@@ -15,23 +15,29 @@ from aiohttp import web
 from ...offload_core.device import DeviceBackend, DeviceMemory, backend_for
 
 
-def server_routes() -> web.RouteTableDef | None:
-    """The route table of the server, or None where ComfyUI runs without one."""
+def server() -> Any:
+    """ComfyUI's server, or None where ComfyUI runs without one."""
     try:
         from server import PromptServer
     except ImportError:
         return None
-    instance = getattr(PromptServer, "instance", None)
+    return getattr(PromptServer, "instance", None)
+
+
+def server_routes() -> web.RouteTableDef | None:
+    """The route table of the server, or None where there is no server."""
+    instance = server()
     return None if instance is None else instance.routes
+
+
+def prompt_queue() -> Any:
+    """The server's, or None where there is no server."""
+    return getattr(server(), "prompt_queue", None)
 
 
 def announce_prompts(handler: Callable[[Any], Any]) -> None:
     """Have ``handler`` called with each prompt that arrives, once however often this is called."""
-    try:
-        from server import PromptServer
-    except ImportError:
-        return
-    instance = getattr(PromptServer, "instance", None)
+    instance = server()
     if instance is not None and handler not in instance.on_prompt_handlers:
         instance.add_on_prompt_handler(handler)
 

@@ -12,8 +12,8 @@ import folder_paths
 
 from ..control import BusyError, ControlError, OnUse, SleepOrder
 from ..idle import IdleClock, IdleSettings, settings_from
+from .host import prompt_queue
 from .orders import get_orders, note_prompt
-from .sleeping import prompt_queue
 
 _LOG = logging.getLogger("courier")
 _TICK_SECONDS = 5.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +15,9 @@ import torch
 
 from ...offload_core.sleep import Held, Sleeper
 from ...offload_core.values import size_text
+from ..service import slug
 from .attachment import attachment_of
+from .host import prompt_queue
 
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 3600.0
@@ -136,8 +137,7 @@ class CoreSleeper:
         if patcher is None or self.is_asleep:
             return
         entry = CoreEntry(patcher, lambda: self._before_use(self.id))
-        loaded = self._loaded()
-        for one in loaded:
+        for one in self._loaded():
             one.model_unload()
             _remove(one)
         comfy.model_management.current_loaded_models.append(entry)
@@ -168,7 +168,7 @@ class CoreSleeper:
 
     def _is_of_us(self, one: Any) -> bool:
         inner = self._inner()
-        return inner is not None and getattr(one.model, "model", None) is inner
+        return inner is not None and _inner_of(one) is inner
 
     def _loaded(self) -> list[Any]:
         return [one for one in _entries() if not _sleeps(one) and self._is_of_us(one)]
@@ -213,8 +213,7 @@ class CoreModels:
         if inner is None or attachment_of(inner) is not None:
             return None
         if inner not in self._ids:
-            slug = re.sub(r"[^a-z0-9]+", "-", _name_of(inner).lower()).strip("-") or "model"
-            self._ids[inner] = f"core-{slug}-{next(self._numbers)}"
+            self._ids[inner] = f"core-{slug(_name_of(inner))}-{next(self._numbers)}"
         return CoreSleeper(patcher, self._ids[inner], self._before_use)
 
 
@@ -232,12 +231,11 @@ def patcher_of(value: Any) -> Any:
 
 def kind_of(inner: Any) -> str:
     """What an inner model is, for people."""
-    name = type(inner).__name__.lower()
     if isinstance(inner, comfy.model_base.BaseModel):
         return DIFFUSION_MODEL
     if hasattr(inner, "encode_token_weights"):
         return "text encoder"
-    if "controlnet" in name or "control" in name:
+    if "control" in _name_of(inner).lower():
         return "ControlNet"
     if hasattr(inner, "decode") and hasattr(inner, "encode"):
         return "VAE"
@@ -287,18 +285,14 @@ def _is_at_rest(queue: Any) -> bool:
     return waiters is None or len(waiters) > 0
 
 
-def prompt_queue() -> Any:
-    """The server's, or None where there is no server."""
-    try:
-        from server import PromptServer
-    except ImportError:
-        return None
-    return getattr(getattr(PromptServer, "instance", None), "prompt_queue", None)
-
-
 def is_listed(inner: Any) -> bool:
     """Whether the core counts a model among those that it loaded."""
-    return any(getattr(one.model, "model", None) is inner for one in _entries())
+    return any(_inner_of(one) is inner for one in _entries())
+
+
+def _inner_of(one: Any) -> Any:
+    """The model of an entry; None where its patcher is gone."""
+    return getattr(one.model, "model", None)
 
 
 def _sleeps(one: Any) -> bool:

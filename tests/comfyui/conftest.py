@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,3 +190,33 @@ def _written(stdout: str | bytes | None, stderr: str | bytes | None) -> str:
         for text in (stdout, stderr)
     ]
     return f"--- stdout\n{texts[0][-8000:]}\n--- stderr\n{texts[1][-8000:]}"
+
+
+@pytest.fixture(scope="session")
+def comparisons_of(
+    run_in_comfyui: Callable[..., subprocess.CompletedProcess[str]],
+) -> Callable[..., dict[str, list[str]]]:
+    """Run a script that prints ``ok   PART: ...`` and ``FAIL PART: ...``; its lines by part.
+
+    ``comparisons_of(script, timeout_seconds=180)``. What the lines say is each test's to judge.
+    """
+
+    def run(script: Path, timeout_seconds: float = SCRIPT_SECONDS) -> dict[str, list[str]]:
+        # More threads than cores wait for each other; the sums are the same.
+        environment = {"OMP_NUM_THREADS": "1"}
+        done = run_in_comfyui(
+            script, environment=environment, timeout_seconds=timeout_seconds, check=False
+        )
+        found: dict[str, list[str]] = defaultdict(list)
+        for line in done.stdout.splitlines():
+            verdict, _, rest = line.partition(" ")
+            if verdict in ("ok", "FAIL"):
+                found[rest.strip().partition(":")[0]].append(line)
+        if done.returncode not in (0, 1) or not found:
+            pytest.fail(f"{script.name} ended with {done.returncode}\n{done.stderr[-6000:]}")
+        failed = [line for lines in found.values() for line in lines if line.startswith("FAIL")]
+        if any("see stderr" in line for line in failed):
+            sys.stderr.write(done.stderr[-12000:])
+        return found
+
+    return run

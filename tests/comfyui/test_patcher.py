@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parent / "scripts" / "patcher.py"
-# More threads than cores wait for each other; the sums are the same.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 Lines = dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
-def patcher_lines(run_in_comfyui: Callable[..., subprocess.CompletedProcess[str]]) -> Lines:
-    """Each part's comparisons. The script's own status is each test's to judge."""
-    done = run_in_comfyui(SCRIPT, environment=ENVIRONMENT, timeout_seconds=500, check=False)
-    found: Lines = defaultdict(list)
-    for line in done.stdout.splitlines():
-        verdict, _, rest = line.partition(" ")
-        if verdict in ("ok", "FAIL"):
-            found[rest.strip().partition(":")[0]].append(line)
-    if done.returncode not in (0, 1) or not found:
-        pytest.fail(f"{SCRIPT.name} ended with {done.returncode}\n{done.stderr[-6000:]}")
-    failed = [line for lines in found.values() for line in lines if line.startswith("FAIL")]
-    if any("see stderr" in line for line in failed):
-        sys.stderr.write(done.stderr[-12000:])
-    return found
+def patcher_lines(comparisons_of: Callable[..., Lines]) -> Lines:
+    """Each part's comparisons."""
+    return comparisons_of(SCRIPT, timeout_seconds=500)
 
 
 def passes(lines: Lines, part: str, comparisons: int) -> None:

@@ -8,10 +8,7 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,19 +39,9 @@ Lines = dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
-def sleep_lines(run_in_comfyui: Callable[..., subprocess.CompletedProcess[str]]) -> Lines:
+def sleep_lines(comparisons_of: Callable[..., Lines]) -> Lines:
     """Each part's comparisons."""
-    done = run_in_comfyui(SCRIPT, environment={"OMP_NUM_THREADS": "1"}, check=False)
-    found: Lines = defaultdict(list)
-    for line in done.stdout.splitlines():
-        verdict, _, rest = line.partition(" ")
-        if verdict in ("ok", "FAIL"):
-            found[rest.strip().partition(":")[0]].append(line)
-    if done.returncode not in (0, 1) or not found:
-        pytest.fail(f"{SCRIPT.name} ended with {done.returncode}\n{done.stderr[-6000:]}")
-    if any("see stderr" in line for lines in found.values() for line in lines):
-        sys.stderr.write(done.stderr[-12000:])
-    return found
+    return comparisons_of(SCRIPT)
 
 
 @pytest.mark.parametrize(
