@@ -44,7 +44,9 @@ def loaded_model(options: argparse.Namespace) -> Iterator[Any]:
         comfy_program.start()
         comfy_program.touch_device()
         with comfy_program.node():
-            model = comfy_program.load_courier(
-                model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
-            )
-        yield model
+            loaded = [
+                comfy_program.load_courier(
+                    model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
+                )
+            ]
+        yield loaded.pop()  # held by whoever asked, and by nobody else

@@ -136,6 +136,15 @@ def report_lines(cycles: Sequence[Cycle], link_bytes_per_second: float | None) -
     return lines
 
 
+def left_lines(cycles: Sequence[Cycle], without: Moment) -> list[str]:
+    """What RAM a model that sleeps at level 2 keeps: against the process once it is let go."""
+    asleep = [cycle.asleep.anon_bytes for cycle in cycles if cycle.level == LEVELS[-1]]
+    if not asleep or asleep[-1] is None or without.anon_bytes is None:
+        return []
+    more = (asleep[-1] - without.anon_bytes) / MIB
+    return [f"RssAnon asleep at level 2, beyond that without the model: {more:.0f} MiB"]
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What was asked."""
     return build_parser("bench.sleeping", __doc__, steps=3, rounds=3).parse_args(arguments)
@@ -147,7 +156,10 @@ def main(arguments: Sequence[str]) -> int:
     with loaded_model(options) as model:
         link = measure_link().get("link_bytes_per_second")
         cycles = measure(model, options.latent, options.steps, options.rounds)
-    print("\n".join(report_lines(cycles, link)), flush=True)
+        del model
+        comfy_program.let_go()
+        without = moment()
+    print("\n".join([*report_lines(cycles, link), *left_lines(cycles, without)]), flush=True)
     return 0 if all(cycle.is_equal for cycle in cycles) else 1
 
 

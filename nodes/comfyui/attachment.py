@@ -26,7 +26,7 @@ _AUTOMATIC_HOST_SHARE = 0.6
 """Of what the machine or its container has free. The rest is for text encoders, the page cache of
 the files themselves, and everybody else."""
 
-_GUESS_FACTOR = 2
+_GUESS_FACTOR = 1.5
 _GUESS_MORE_BYTES = 640 << 20
 """The core's estimate leaves out workspaces and what its allocator rounds up."""
 _SLOT_ROUNDING_BYTES = 8 << 20
@@ -108,9 +108,9 @@ class Attachment:
     def activations_within(self, limit_bytes: int | None) -> int:
         """What to leave for activations under that device budget.
 
-        What was measured; a budget too small for it is an error. Where nothing was, and the model
-        does not fit whole beside a guess, as much as streaming can do without: one pass through
-        two slots costs less than loading what may have to go again, and then it is measured.
+        What was measured; a budget too small for it is an error. Where nothing was, the guess, but
+        no more than streaming everything through two slots can do without: it is no more than a
+        guess, and after one pass it is measured.
         """
         if limit_bytes is None or self.shape in self.measured_activations:
             return self.activation_bytes
@@ -121,7 +121,8 @@ class Attachment:
             return self.activation_bytes
         layers = [r for r in self.engine.snapshot().layers if r.name != BASE_NAME]
         second_slot = max((record.size_bytes for record in layers), default=0)
-        return max(0, limit_bytes - self._smallest(0) - second_slot - _SLOT_ROUNDING_BYTES)
+        most = limit_bytes - self._smallest(0) - second_slot - _SLOT_ROUNDING_BYTES
+        return max(0, min(self.activation_bytes, most))
 
     def _guess_within(self, limit_bytes: int | None) -> int:
         """As ``activations_within``, with the guess itself where nothing was measured; it gives way
@@ -154,7 +155,7 @@ class Attachment:
         """A run with latents (and conditionings) of ``shape`` comes next."""
         self.shape = shape
         if self.measures_activations:
-            guess = estimated_bytes * _GUESS_FACTOR + _GUESS_MORE_BYTES
+            guess = int(estimated_bytes * _GUESS_FACTOR) + _GUESS_MORE_BYTES
             self.activation_bytes = self.measured_activations.get(shape, guess)
 
     def _device_limit(self) -> int | None:

@@ -10,7 +10,7 @@ from .placement import (
     make_plan,
     smallest_device_bytes,
 )
-from .windows import NOTHING, Footprint, Streaming, Window, stream_least
+from .windows import NOTHING, Footprint, Held, Streaming, Window, stream_least
 
 __all__ = [
     "ALIGNMENT",
@@ -19,6 +19,7 @@ __all__ = [
     "BufferLayout",
     "Extent",
     "Footprint",
+    "Held",
     "LayerCost",
     "LayerModule",
     "LayerPlan",

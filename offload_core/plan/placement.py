@@ -14,7 +14,7 @@ from ..values.errors import DeviceBudgetError, HostBudgetError
 from ..values.states import Placement
 from ..values.units import align_down, align_up, gib_text, size_text, whole_pages
 from .layout import ALIGNMENT, Extent
-from .windows import NOTHING, Footprint, Streaming, Window, stream_least
+from .windows import NOTHING, Footprint, Held, Streaming, Window, stream_least
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class PlanRequest:
     """Staging is had in multiples of this."""
     page_bytes: int = 4096
     footprint: Footprint = field(default_factory=Footprint)
+    held: tuple[Held, ...] | None = None
+    """Of each layer, if all that is on the device is to stay as it is."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Plan:
     lock_bytes: int
     copied_bytes: int
     staging_bytes: int
+    is_added_to: bool = False
+    """What stays of a layer is an allocation for each plan that added to it, not one for all."""
 
     @property
     def resident(self) -> tuple[int, ...]:
@@ -140,6 +144,7 @@ def make_plan(request: PlanRequest) -> Plan:
         lock_bytes=sum(locks.values()),
         copied_bytes=copied,
         staging_bytes=staging,
+        is_added_to=request.held is not None,
     )
 
 
@@ -158,7 +163,7 @@ def _choose_windows(request: PlanRequest) -> Streaming:
     base_bytes = request.footprint.of(request.base_device_bytes)
     room = request.device_budget_bytes - request.activation_bytes - base_bytes
     for slots in range(max(1, min(request.slots, len(sizes))), 0, -1):
-        found = stream_least(sizes, slots, room, request.footprint)
+        found = stream_least(sizes, slots, room, request.footprint, request.held)
         if found is not None:
             return found
     smallest = smallest_device_bytes(request)

@@ -67,22 +67,37 @@ class Streaming:
     """Resident parts and slots, as allocated."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """All of a layer but ``window`` is on the device already, in allocations of ``device_bytes``
+    together, and stays there as it is."""
+
+    window: Window
+    device_bytes: int
+
+
 def stream_least(
-    layers: Sequence[tuple[int, ...]], slots: int, room_bytes: int, footprint: Footprint
+    layers: Sequence[tuple[int, ...]],
+    slots: int,
+    room_bytes: int,
+    footprint: Footprint,
+    held: Sequence[Held] | None = None,
 ) -> Streaming | None:
     """The windows that stream the fewest bytes with what fits in ``room_bytes``.
 
     Args:
         layers: device bytes of each layer's weights, in the order of their host addresses.
         slots: how many slots there are to be, at least 1; fewer if fewer layers stream.
+        held: of each layer, if windows may only become smaller: what leaves one is an allocation
+            of its own, and nothing that is there has to move.
     Returns: None if even slots of the size that leaves the least resident do not fit.
     """
-    fitting = _Fitting(layers, slots, footprint)
+    fitting = _Fitting(layers, slots, footprint, held)
     whole = fitting.streaming([NOTHING] * len(layers))
     if whole.device_bytes <= room_bytes or not layers:
         return whole if whole.device_bytes <= room_bytes else None
     # Beyond the k-th largest layer a larger slot costs more than it takes off the device.
-    high = sorted((sum(layer) for layer in layers), reverse=True)[: max(1, slots)][-1]
+    high = sorted(fitting.largest_sizes(), reverse=True)[: max(1, slots)][-1]
     best = fitting.with_slot(high)
     if best.device_bytes > room_bytes:
         return None
@@ -102,27 +117,67 @@ def stream_least(
     return fitting.filled(best, room_bytes)
 
 
+@dataclass(eq=False)
+class _Shape:
+    """``sums`` are running sums of a layer's weights, one more than there are weights; a window
+    lies within ``limits``, and what lies outside of those takes ``outside_bytes`` (None: it is one
+    allocation with the rest of what stays)."""
+
+    sums: tuple[int, ...]
+    limits: Window
+    outside_bytes: int | None
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a window."""
+        return self.sums[self.limits.last] - self.sums[self.limits.first]
+
+    def resident_bytes(self, streamed_bytes: int, footprint: Footprint) -> int:
+        """What stays, as allocated, when so many bytes stream."""
+        if self.outside_bytes is None:
+            return footprint.of(self.sums[-1] - streamed_bytes)
+        return self.outside_bytes + footprint.of(self.most_bytes - streamed_bytes)
+
+
+def _shape_of(layer: tuple[int, ...], held: Held | None) -> _Shape:
+    sums = (0, *accumulate(layer))
+    if held is None:
+        return _Shape(sums, Window(0, len(layer)), None)
+    return _Shape(sums, held.window, held.device_bytes)
+
+
 class _Fitting:
     """The layers under search. Layers of the same shape share one answer."""
 
-    def __init__(self, layers: Sequence[tuple[int, ...]], slots: int, footprint: Footprint) -> None:
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, ...]],
+        slots: int,
+        footprint: Footprint,
+        held: Sequence[Held] | None,
+    ) -> None:
         self._slots = slots
         self._footprint = footprint
-        shapes = {layer: (0, *accumulate(layer)) for layer in layers}
-        self._sums = [shapes[layer] for layer in layers]
-        self._shapes = list({id(sums): sums for sums in self._sums}.values())
+        keys = list(zip(layers, held or (None,) * len(layers), strict=True))
+        shapes = {key: _shape_of(*key) for key in keys}
+        self._layers = [shapes[key] for key in keys]
+        self._shapes = list(shapes.values())
+
+    def largest_sizes(self) -> list[int]:
+        """The most that each layer can stream."""
+        return [layer.most_bytes for layer in self._layers]
 
     def with_slot(self, slot_bytes: int) -> Streaming:
         """Each layer's largest window that fits ``slot_bytes``."""
-        largest = {id(sums): _largest_window(sums, slot_bytes) for sums in self._shapes}
-        return self.streaming([largest[id(sums)] for sums in self._sums])
+        largest = {id(shape): _largest_window(shape, slot_bytes) for shape in self._shapes}
+        return self.streaming([largest[id(layer)] for layer in self._layers])
 
     def streaming(self, windows: Sequence[Window]) -> Streaming:
         """What these windows cost."""
         resident, sizes = 0, []
-        for sums, window in zip(self._sums, windows, strict=True):
-            size = sums[window.last] - sums[window.first]
-            resident += self._footprint.of(sums[-1] - size)
+        for layer, window in zip(self._layers, windows, strict=True):
+            size = layer.sums[window.last] - layer.sums[window.first]
+            resident += layer.resident_bytes(size, self._footprint)
             if not window.is_empty:
                 sizes.append(size)
         slots = min(self._slots, len(sizes))
@@ -148,9 +203,9 @@ class _Fitting:
     def _narrowed(self, index: int, window: Window, left: int) -> tuple[Window, int]:
         """``window`` less the larger of its edges that ``left`` bytes allow, and what that costs;
         edges go on falling while they are too small to matter."""
-        sums = self._sums[index]
-        first, last = window.first, window.last
-        held = self._footprint.of(sums[-1] - (sums[last] - sums[first]))
+        layer, of = self._layers[index], self._footprint
+        sums, first, last = layer.sums, window.first, window.last
+        before = layer.resident_bytes(sums[last] - sums[first], of)
         spent = 0
         while first < last:
             head, tail = sums[first + 1] - sums[first], sums[last] - sums[last - 1]
@@ -158,7 +213,7 @@ class _Fitting:
             affordable = [
                 (size, cost, start, end)
                 for size, start, end in edges
-                if (cost := self._footprint.of(sums[-1] - sums[end] + sums[start]) - held) <= left
+                if (cost := layer.resident_bytes(sums[end] - sums[start], of) - before) <= left
             ]
             if not affordable:
                 break
@@ -168,14 +223,13 @@ class _Fitting:
         return Window(first, last), spent
 
 
-def _largest_window(sums: Sequence[int], limit_bytes: int) -> Window:
-    """The contiguous run of weights with the most bytes up to ``limit_bytes``, the first of those.
-
-    ``sums`` are running sums, one more than there are weights.
-    """
-    size = first = best_first = best_last = 0
-    start = sums[0]
-    for last, end in enumerate(sums):
+def _largest_window(shape: _Shape, limit_bytes: int) -> Window:
+    """The run of weights with the most bytes up to ``limit_bytes``, the first of those."""
+    sums, first = shape.sums, shape.limits.first
+    size = best_first = best_last = 0
+    start = sums[first]
+    for last in range(first, shape.limits.last + 1):
+        end = sums[last]
         while end - start > limit_bytes:
             first += 1
             start = sums[first]

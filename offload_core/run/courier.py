@@ -9,13 +9,10 @@ the order.
 
 from __future__ import annotations
 
-import enum
-import logging
 import queue
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -89,22 +86,14 @@ class Order:
         return self.event
 
 
-class _Wake(enum.Enum):
-    """In the queue: look for other work."""
-
-    LOOK = enum.auto()
-
-
-_LOOK = _Wake.LOOK
 _STOP = None
-_LOG = logging.getLogger("courier")
 
 
 class Courier:
     """Owns the thread. It is started by the first order and again after it died.
 
-    Fields under ``_lock``: ``_thread``, ``_queue`` (as a reference), ``_closed``, ``_ahead``.
-    Threads: ``ship``, ``prepare`` and ``rest`` from the compute thread; ``close`` from any.
+    Fields under ``_lock``: ``_thread``, ``_queue`` (as a reference), ``_closed``.
+    Threads: ``ship`` from the compute thread; ``close`` from any.
     """
 
     def __init__(
@@ -120,28 +109,8 @@ class Courier:
         self._threaded = threaded
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._queue: queue.SimpleQueue[Order | _Wake | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._closed = False
-        self._ahead: deque[LayerSource] = deque()
-        self._at_rest = threading.Event()
-        self._at_rest.set()
-
-    def prepare(self, sources: Sequence[LayerSource]) -> None:
-        """Take these layers' page locks while there is no order to serve."""
-        with self._lock:
-            if self._closed or not self._threaded:
-                return
-            if self._thread is None:
-                self._start()
-            self._ahead = deque(sources)
-            self._queue.put(_LOOK)
-
-    def rest(self) -> None:
-        """Prepare nothing more, and wait for what is under way. Raises: StateError."""
-        with self._lock:
-            self._ahead.clear()
-        if not self.is_current_thread() and not self._at_rest.wait(self.patience_seconds):
-            raise StateError(self.stuck_text())
 
     def ship(self, order: Order) -> None:
         """Hand over an order; returns at once (without a thread: when it is served)."""
@@ -188,12 +157,11 @@ class Courier:
         self._thread = thread
 
     def _work(self) -> None:
-        order: Order | _Wake | None = None
+        order: Order | None = None
         try:
             self._backend.enter_thread()
-            while (order := self._next()) is not _STOP:
-                if isinstance(order, Order):
-                    _serve(self._backend, order)
+            while (order := self._queue.get()) is not _STOP:
+                _serve(self._backend, order)
                 order = None  # or the idle thread would keep the last order's memory
             self._end(None, None)
         except BaseException as error:
@@ -201,42 +169,24 @@ class Courier:
             order = None  # the traceback holds this frame
             raise
 
-    def _next(self) -> Order | _Wake | None:
-        """What is next in the queue; while there is nothing, locks are taken ahead."""
-        while self._queue.empty():
-            with self._lock:
-                source = self._ahead.popleft() if self._ahead else None
-                if source is None:
-                    break
-                self._at_rest.clear()
-            try:
-                source.take_locks()
-            except Exception as error:
-                # Whoever ships the layer meets it again, in a run that can say so.
-                _LOG.debug("page locks of %s ahead of its turn: %s", source.name, error)
-            finally:
-                self._at_rest.set()
-        return self._queue.get()
-
-    def _end(self, order: Order | _Wake | None, cause: BaseException | None) -> None:
+    def _end(self, order: Order | None, cause: BaseException | None) -> None:
         """Answer every order; whoever hears of it finds the thread gone and can start anew."""
         with self._lock:
             self._thread = None
-            self._ahead.clear()
             unserved = [order]
             while not self._queue.empty():
                 unserved.append(self._queue.get_nowait())
         # The one that ended the thread comes last: its error ends the run, and by then no other
         # order of that run is left to fail in the next.
         for rest in reversed(unserved):
-            if isinstance(rest, Order):
+            if rest is not None:
                 rest.error = CourierStoppedError(f"the courier thread ended: {cause!r}")
                 rest.error.__cause__ = cause
                 rest.finish()
 
 
 def _end_at_exit(
-    thread_ref: weakref.ref[threading.Thread], orders: queue.SimpleQueue[Order | _Wake | None]
+    thread_ref: weakref.ref[threading.Thread], orders: queue.SimpleQueue[Order | None]
 ) -> None:
     """Runs when the interpreter ends; when the thread object merely went, it does nothing."""
     thread = thread_ref()

@@ -250,8 +250,6 @@ class LayerEngine:
         self._parts.stream.interrupt = interrupt
         self._holding.meter.begin()
         self._gave_way = False
-        if self._holding.plan is not None:
-            self._occupancy.prepare_locks(self._holding.plan)
         try:
             yield
             self._parts.stream.wind_down()

@@ -86,6 +86,7 @@ class Holding:
         """
         before, activation_bytes = self.plan, self.meter.need_bytes
         assert before is not None
+        held = None
         if activation_bytes is None or activation_bytes == before.activation_bytes:
             return
         if activation_bytes < before.activation_bytes:
@@ -96,8 +97,11 @@ class Holding:
             activation_bytes += self._parts.config.growth_margin_bytes
             if activation_bytes >= before.activation_bytes:
                 return
+            # What is there stays where it is: bringing it anew would take as long as a pass.
+            held = self._occupancy.held(before)
         try:
-            plan = make_plan(self._planner.request(self.budget, activation_bytes))
+            request = self._planner.request(self.budget, activation_bytes)
+            plan = make_plan(replace(request, held=held))
         except DeviceBudgetError as error:
             self.say(f"the run takes more than the budget: {error}")
             return
@@ -134,7 +138,6 @@ class Holding:
         self._parts.stream.settle_orders()
         self.occupy(plan, self.budget)
         self.meter.restart()
-        self._occupancy.prepare_locks(plan)
 
 
 def shortage_note(error: DeviceMemoryError) -> str:

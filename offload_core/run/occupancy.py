@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ..host import Reservation
-from ..plan import ALIGNMENT, Plan
+from ..plan import ALIGNMENT, Held, Plan
 from ..values import align_down, align_up
 from .parts import NO_LIMIT_BYTES, EngineParts
 from .residency import Resident, move_buffers
 from .source import LayerSource
 from .weights import WeightGroup
 
-_WORTH_STAGING_BYTES = 1 << 30
+_WORTH_STAGING_BYTES = 192 << 20
 """From here on, lanes made for the load alone take less time than the driver's own staging."""
 
 
@@ -67,11 +67,7 @@ class Occupancy:
             if host_limit_bytes is None
             else max(0, host_limit_bytes - plan.copied_bytes)
         )
-        needed = plan.lock_bytes + plan.staging_bytes
-        roomy = parts.ledger.used_bytes + needed <= parts.ledger.limit_bytes
-        for index, layer in enumerate(plan.layers):
-            part = None if layer.lock_bytes is None else streamed[index]
-            parts.sources[index].hold(part, keep_larger=roomy, file_limit_bytes=layer.lock_bytes)
+        self._hold_locks(plan, streamed)
         slots = [parts.backend.allocate(plan.slot_bytes) for _ in range(plan.slots)]
         self._onload(plan, missing)
         self._stage(plan.staging_bytes)
@@ -79,12 +75,13 @@ class Occupancy:
         parts.stream.open(streamed, slots)
         self.peak_bytes = max(self.peak_bytes, self.device_bytes)
 
-    def prepare_locks(self, plan: Plan) -> None:
-        """Have the courier take the plan's page locks while it has nothing to bring.
-
-        The model's first pass in a new process spends a second on loading kernels.
-        """
-        self._parts.courier.prepare([self._parts.sources[index] for index in plan.streamed])
+    def held(self, plan: Plan) -> tuple[Held, ...]:
+        """What of each layer is on the device under ``plan``, which is in force."""
+        of = self._parts.backend.footprint.of
+        return tuple(
+            Held(layer.streamed, sum(of(r.size_bytes) for r in self._residents.get(index, ())))
+            for index, layer in enumerate(plan.layers)
+        )
 
     def release(self, keep_locks: bool = False) -> None:
         """Leave the device, the staging and, unless they are to be kept, the page locks."""
@@ -120,6 +117,25 @@ class Occupancy:
         room = min(backend.staging_bytes, self._parts.ledger.free_bytes)
         self._stage(align_down(room, backend.staging_unit_bytes))
 
+    def _hold_locks(self, plan: Plan, streamed: Mapping[int, WeightGroup]) -> None:
+        parts = self._parts
+        wanted = [
+            (
+                parts.sources[index],
+                None if layer.lock_bytes is None else streamed[index],
+                layer.lock_bytes,
+            )
+            for index, layer in enumerate(plan.layers)
+        ]
+        # Windows shrink when a plan grows. Unlocking what lies outside means locking the rest anew,
+        # which takes as long as a step: not where the host budget has room for all of it.
+        ours = sum(source.locked_bytes for source in parts.sources) + self.staging_bytes
+        needed = sum(source.file_bytes_kept(part, limit) for source, part, limit in wanted)
+        others = parts.ledger.used_bytes - ours
+        roomy = others + needed + plan.staging_bytes <= parts.ledger.limit_bytes
+        for source, part, limit in wanted:
+            source.hold(part, keep_larger=roomy, file_limit_bytes=limit)
+
     def _give_back(self, plan: Plan) -> dict[int, list[int]]:
         """Offload what the plan does not keep; the weights by layer that are still to come."""
         missing = {}
@@ -134,7 +150,7 @@ class Occupancy:
                         del kept[id(weight)]
                 else:
                     resident.offload()
-            if self._is_wasteful(staying, group, kept.values()):
+            if not plan.is_added_to and self._is_wasteful(staying, group, kept.values()):
                 while staying:
                     staying.pop().offload()
                 kept = {id(w): i for i, w in enumerate(group.weights) if i not in window}

@@ -85,23 +85,20 @@ class LayerSource:
                 self._locks.remove(held)
         self._is_due = bool(self._wanted)
 
+    def file_bytes_kept(self, part: WeightGroup | None, file_limit_bytes: int | None) -> int:
+        """Bytes of the file that are locked in the end if ``hold`` keeps larger locks."""
+        wanted = [] if part is None else list(_limited(part.runs, file_limit_bytes))
+        kept = [
+            lock
+            for lock, in_place in self._locks
+            if in_place and any(_is_of_use(lock, run, True) for run in wanted)
+        ]
+        new = sum(size for run in wanted if run.mapping is not None for _, size in _gaps(run, kept))
+        return sum(lock.size_bytes for lock in kept) + new
+
     def release_locks(self) -> None:
         """Unlock everything, and lock nothing more."""
         self.hold(None)
-
-    def take_locks(self) -> None:
-        """Take the locks that are due, ahead of the shipment that would.
-
-        Not of a file that is still on the disk: locking would read it, and whatever is needed
-        first would wait behind.
-        """
-        if self._is_due and all(
-            run.mapping is None
-            or run.mapping.is_cached(run.address - run.mapping.base_address, run.size_bytes)
-            for run in self._wanted
-        ):
-            self.lock_refusal = self._lock_all()
-            self._is_due = False
 
     def copies_into(
         self, memory: torch.Tensor, part: WeightGroup, lock: bool = True

@@ -106,7 +106,6 @@ class LayerStream:
     def settle_orders(self) -> None:
         """Wait until no order is out. Raises: StateError if the courier is stuck; all is kept."""
         self._call_off()
-        self._courier.rest()
         for slot in self._slots:
             order = slot.order
             if order is not None and not order.finished.wait(self._courier.patience_seconds):
@@ -145,7 +144,6 @@ class LayerStream:
         with SIGBUS.
         """
         self._call_off()
-        self._courier.rest()
         for slot in self._slots:
             if slot.order is not None:
                 slot.order.wait(self.interrupt, self._poll_seconds)

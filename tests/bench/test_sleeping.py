@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.sleeping import Cycle, Moment, parse, report_lines
+from bench.sleeping import Cycle, Moment, left_lines, parse, report_lines
 
 GIB = 2**30
 
@@ -32,6 +32,13 @@ def test_each_cycle_is_a_row_and_the_link_gives_the_floor() -> None:
     assert lines[3] == "| 2 | 0.050 | 0.400 | 9.00 | - | -10 | NO |"
     assert lines[-1].endswith("GB/s): 0.500 s")
     assert len(report_lines([cycle()], None)) == 3
+
+
+def test_what_level_2_keeps_is_against_the_process_without_the_model() -> None:
+    (line,) = left_lines([cycle(1), cycle(2)], Moment(None, 2**20 * 84))
+    assert line.endswith("without the model: 6 MiB")
+    assert left_lines([cycle(1)], Moment(None, 2**20)) == []
+    assert left_lines([cycle(2)], Moment(None, None)) == []
 
 
 def test_what_is_left_out_is_automatic() -> None:

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from offload_core.plan import NOTHING, Footprint, Streaming, Window, stream_least
+from offload_core.plan import NOTHING, Footprint, Held, Streaming, Window, stream_least
 
 EXACT = Footprint()
 ROUNDED = Footprint(large_bytes=40, granularity_bytes=16)
@@ -243,6 +243,55 @@ def test_no_more_than_a_weight_a_layer_streams_beyond_the_best_there_is(
         exact += got == best
     # Most of these have a weight that fits nothing else; still many are as good as can be.
     assert exact > tried // 4
+
+
+@pytest.mark.parametrize("footprint", [EXACT, ROUNDED], ids=["exact", "rounded"])
+def test_what_is_held_stays_and_what_is_added_is_an_allocation_of_its_own(
+    footprint: Footprint,
+) -> None:
+    chance = random.Random(2)
+    grown = 0
+    for _ in range(2000):
+        layers = any_layers(chance)
+        slots = chance.randrange(1, 4)
+        whole = sum(footprint.of(sum(layer)) for layer in layers)
+        room = chance.randrange(whole + 1)
+        found = stream_least(layers, slots, room, footprint)
+        if found is None:
+            continue
+        held = [
+            Held(window, footprint.of(sum(layer) - size))
+            for layer, window, size in zip(layers, found.windows, sizes(layers, found), strict=True)
+        ]
+        for _ in range(3):
+            room += chance.randrange(whole // 2 + 2)
+            before = found
+            # As the planner does: fewer slots where fewer layers are left to stream.
+            tries = (
+                stream_least(layers, count, room, footprint, held) for count in range(slots, 0, -1)
+            )
+            found = next(one for one in tries if one is not None)
+            held = check_addition(layers, footprint, before, found, held)
+            assert found.device_bytes <= room
+            grown += found.windows != before.windows
+    assert grown > 500
+
+
+def check_addition(
+    layers: Layers, footprint: Footprint, before: Streaming, found: Streaming, held: Sequence[Held]
+) -> list[Held]:
+    """What is held once ``found`` is in force."""
+    after = []
+    was, now = sizes(layers, before), sizes(layers, found)
+    for old, window, had, has, part in zip(
+        before.windows, found.windows, was, now, held, strict=True
+    ):
+        assert window.is_empty or old.first <= window.first <= window.last <= old.last
+        after.append(Held(window, part.device_bytes + footprint.of(had - has)))
+    slots = found.slots * footprint.of(found.slot_bytes)
+    assert found.device_bytes == sum(part.device_bytes for part in after) + slots
+    assert found.slot_bytes == max(now, default=0)
+    return after
 
 
 def test_more_room_never_streams_much_more() -> None:

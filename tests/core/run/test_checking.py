@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload_core.device import CopyPiece, DeviceEvent, FakeBackend, FakePageLocker
-from offload_core.host import MemoryKind
+from offload_core.device import CopyPiece, DeviceEvent, FakeBackend
 from offload_core.run import LayerEngine
 from offload_core.values import Budget, EngineConfig, Switches, TransferError
 
@@ -35,21 +33,6 @@ class FlippingBackend(FakeBackend):
                 broken[self.where] ^= 1
                 pieces = [CopyPiece(first.destination, broken, False), *pieces[1:]]
         return super().ship(pieces, after)
-
-
-class CountingLocker(FakePageLocker):
-    """Says when ``count`` ranges are locked."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self._count = count
-        self.all_locked = threading.Event()
-
-    def lock(self, address: int, size_bytes: int, kind: MemoryKind) -> str | None:
-        refusal = super().lock(address, size_bytes, kind)
-        if len(self.locked) == self._count:
-            self.all_locked.set()
-        return refusal
 
 
 @pytest.fixture
@@ -118,19 +101,16 @@ def test_what_is_rounded_on_arrival_passes_the_check(
     assert fake.violations == []
 
 
-def test_locks_are_taken_ahead_while_there_is_no_order(
+def test_a_layer_is_locked_when_it_is_first_shipped_and_not_before(
     make_tiny: Callable[..., Any], engine_over: Over, budget_for: Callable[..., Budget]
 ) -> None:
     tiny, fake = make_tiny(5), FakeBackend()
-    fake.locker = locker = CountingLocker(5)
     engine = engine_over(tiny, fake)
     engine.load(budget_for(engine, "pinned"))
-    assert locker.locked == {}, "a model that does not run locks nothing"
+    assert fake.locker.locked == {}, "a model that does not run locks nothing"
     with engine.run():
-        assert locker.all_locked.wait(30)
-        assert engine.snapshot().memory.locked_bytes > 0
-    assert engine.snapshot().traffic.layers_shipped == 0
-    with engine.run():
+        assert fake.locker.locked == {}
         assert tiny.is_exact()
+        assert len(fake.locker.locked) == 5
     engine.unload()
     assert fake.locker.locked == {}

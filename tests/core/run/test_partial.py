@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from offload_core.device import CpuBackend, DeviceBackend, FakeBackend, FakePageLocker
-from offload_core.host import FileMapping, MemoryKind, process_memory
+from offload_core.host import PAGE_BYTES, FileMapping, MemoryKind, process_memory
 from offload_core.plan import Footprint, Plan, find_block_lists
 from offload_core.run import LayerEngine
 from offload_core.run.weights import Inventory, take_inventory
@@ -308,7 +308,15 @@ def test_a_window_that_shrinks_keeps_its_locks_where_the_budget_allows_it(
     kept = set(first.items()) & set(locker.locked.items())
     assert kept
     assert locker.calls - calls == len(locker.locked) - len(kept)
-    assert sum(locker.locked.values()) > large.lock_bytes
+    held = sum(locker.locked.values())
+    assert held > large.lock_bytes
+    # A budget with room for just these is room enough; one page less is not.
+    for host, is_kept in ((held, True), (held - PAGE_BYTES, False)):
+        settle(20, None)
+        before = set(locker.locked.items())
+        settle(60, host)
+        assert (sum(locker.locked.values()) == held) is is_kept
+        assert bool(before & set(locker.locked.items())) is is_kept
     # A budget of just that much makes them fit the window, page for page.
     tight = settle(60, large.lock_bytes)
     assert sum(locker.locked.values()) == tight.lock_bytes == large.lock_bytes
