@@ -69,10 +69,17 @@ def with_equality(row: RowRecord, resident: RowRecord | None) -> RowRecord:
         return row
     equal = dict(row.equal)
     for latent in row.contender.latents():
-        wanted = {run.sha256 for run in resident.contender.runs_of(latent)}
-        if wanted and latent not in equal:
-            equal[latent] = {run.sha256 for run in row.contender.runs_of(latent)} == wanted
+        wanted = _outcomes(resident.contender, latent)
+        found = _outcomes(row.contender, latent)
+        # With another number of steps another latent comes out, whoever computes it.
+        if latent not in equal and {steps for steps, _ in wanted} == {steps for steps, _ in found}:
+            equal[latent] = found == wanted
     return replace(row, equal=equal)
+
+
+def _outcomes(contender: ContenderRecord, latent: str) -> set[tuple[int, str]]:
+    """Steps and hash of each run."""
+    return {(len(run.step_seconds), run.sha256) for run in contender.runs_of(latent)}
 
 
 def link_floor(row: RowRecord, run: RunRecord) -> float | None:

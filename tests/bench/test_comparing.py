@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,14 @@ def test_equality_across_calls_goes_by_the_hash(make_row: MakeRow) -> None:
 def test_equality_is_not_said_across_boots(make_row: MakeRow) -> None:
     row = make_row("core", boot_id="other boot")
     assert with_equality(row, make_row("resident")).equal == {}
+
+
+def test_equality_is_not_said_of_runs_with_other_numbers_of_steps(make_row: MakeRow) -> None:
+    resident, row = make_row("resident", sha256="a"), make_row("core", sha256="b")
+    longer = [replace(run, step_seconds=(*run.step_seconds, 0.5)) for run in row.contender.runs]
+    other = replace(row, contender=replace(row.contender, runs=longer))
+    assert with_equality(row, resident).equal == {"1x2x3": False}
+    assert with_equality(other, resident).equal == {}
 
 
 def test_equality_that_is_known_stays(make_row: MakeRow) -> None:
