@@ -139,7 +139,6 @@ def _record(
     locked_bytes: int = 0,
     in_place: bool = False,
 ) -> LayerRecord:
-    weights = (*group.weights, *group.solid)
     mixed = group.copied_bytes and group.mapped_bytes and placement is not Placement.RESIDENT
     if mixed:
         reason = f"{reason}; {group.copied_bytes} of {group.size_bytes} bytes are copies in memory"
@@ -152,8 +151,8 @@ def _record(
         in_place=in_place,
         reason=reason,
         state=state,
-        tensors=len(weights),
-        dtypes=tuple(sorted({str(weight.home.dtype).removeprefix("torch.") for weight in weights})),
+        tensors=len(group.weights) + len(group.solid),
+        dtypes=group.dtype_names,
     )
 
 

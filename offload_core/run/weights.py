@@ -124,26 +124,32 @@ class WeightGroup:
         """The whole pages inside each contiguous run of file bytes, and inside each copy."""
         return tuple(run for run in _page_runs(self.weights) if run.size_bytes)
 
-    @property
+    @cached_property
     def solid_bytes(self) -> int:
         """Bytes of the weights that move as whole objects, on the host and on the device alike."""
         return sum(w.home.nelement() * w.home.element_size() for w in self.solid)
 
-    @property
+    @cached_property
     def copied_bytes(self) -> int:
         """Host bytes of weights that no checkpoint mapping holds."""
         loose = sum(w.extent.size_bytes for w in self.weights if w.mapping is None)
         return loose + self.solid_bytes
 
-    @property
+    @cached_property
     def mapped_bytes(self) -> int:
         """Bytes of weights that are views on a checkpoint mapping."""
         return sum(w.extent.size_bytes for w in self.weights if w.mapping is not None)
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all the group's weights."""
         return self.copied_bytes + self.mapped_bytes
+
+    @cached_property
+    def dtype_names(self) -> tuple[str, ...]:
+        """Of the weights as the host holds them, sorted, such as "bfloat16"."""
+        weights = (*self.weights, *self.solid)
+        return tuple(sorted({str(weight.home.dtype).removeprefix("torch.") for weight in weights}))
 
 
 @dataclass(frozen=True)

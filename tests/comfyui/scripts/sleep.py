@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import bootstrap
@@ -18,7 +19,10 @@ import torch
 
 bootstrap.load_comfyui()
 
+import comfy.cldm.cldm  # noqa: E402
+import comfy.controlnet  # noqa: E402
 import comfy.model_management as management  # noqa: E402
+import comfy.sample  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.utils  # noqa: E402
 
@@ -194,6 +198,57 @@ def classic() -> None:
         same(f"{kind}: woken by its use", use(), wanted)
 
 
+def control_net(model: Any) -> Any:
+    """A ControlNet of the core's for ``model``: random weights, seeded, none of them zero."""
+    config = {**model.model.model_config.unet_config, "hint_channels": 3, "dtype": torch.float32}
+    for name in ("out_channels", "transformer_depth_output", "disable_unet_model_creation"):
+        config.pop(name, None)
+    with torch.inference_mode(False), torch.no_grad():
+        inner = comfy.cldm.cldm.ControlNet(**config)
+        generator = torch.Generator().manual_seed(3)
+        for weight in inner.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+    net = comfy.controlnet.ControlNet(
+        inner.requires_grad_(False), load_device=management.get_torch_device()
+    )
+    hint = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(4))
+    return net.copy().set_cond_hint(hint, 0.8)
+
+
+def sample_with(net: Any, model: Any) -> torch.Tensor:
+    """As ``bootstrap.sample``, with the ControlNet on the positive conditioning."""
+    plain = bootstrap.conditioning
+    ((tokens, options),) = plain(model, 0)
+    positive = [[tokens, {**options, "control": net, "control_apply_to_uncond": False}]]
+    shape = bootstrap.latent_shape(model)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return comfy.sample.sample(
+        model, noise, 2, 1.0, "euler", "simple", positive, plain(model, 1), torch.zeros(shape),
+        seed=0, disable_pbar=True,
+    )  # fmt: skip
+
+
+def control_nets() -> None:
+    """A ControlNet of the core's beside a model of ours, and beside one of the core's."""
+    for owner, model in (("ours", courier("sd15")), ("the core's", stock("sd15"))):
+        net = control_net(model)
+        without, want = bootstrap.sample(model), sample_with(net, model)
+        check(f"{owner}: it does something", not torch.equal(without, want))
+        for level in (1, 2):
+            what = f"{owner}, level {level}"
+            told = {one["kind"]: one["state"] for one in sleep(level=level)["models"]}
+            both = {"diffusion model": "asleep", "ControlNet": "asleep"}
+            check(f"{what}: both sleep: {told}", both.items() <= told.items())
+            wake(model)
+            refused(f"{what}: the net", partial(sample_with, net, model), "ControlNet", False)
+            same(f"{what}: without it, exact", bootstrap.sample(model), without)
+            wake()
+            same(f"{what}: exact", sample_with(net, model), want)
+            sleep(level=level, on_use=control.OnUse.WAKE)
+            same(f"{what}: woken by use", sample_with(net, model), want)
+        net.cleanup()
+
+
 def together() -> None:
     """All of them at once; what is gone is no longer listed."""
     mine, core = courier(), stock("sd3")
@@ -321,7 +376,7 @@ def threads() -> None:
     same("exact", bootstrap.sample(model, steps=20), want)
 
 
-PARTS = (ours, classic, together, cancelled, shared, cycles, threads)
+PARTS = (ours, classic, control_nets, together, cancelled, shared, cycles, threads)
 
 
 def main(names: list[str]) -> int:
