@@ -173,8 +173,9 @@ def take_inventory(
     """Find every parameter, its owner and its home.
 
     A weight held by two layers (or by a layer and the rest) belongs to the base, which stays
-    resident: with one owner it can have one state. Identity is that of the Parameter object,
-    never of its data pointer, which is 0 for every empty and every meta tensor.
+    resident: with one owner it can have one state. So does one whose bytes are another layer's
+    too. Identity is that of the Parameter object, never of its data pointer, which is 0 for every
+    empty and every meta tensor.
 
     Raises: ConfigError if a weight has no data or is not on the CPU.
     """
@@ -192,10 +193,15 @@ def take_inventory(
         holders.setdefault(id(parameter), set()).update(held_by)
     members: dict[int | None, list[Weight]] = {}
     notes: list[str] = []
+    single = {key: next(iter(held)) for key, held in holders.items() if len(held) == 1}
+    overlapping = _overlapping(found, single)
     for key, weight in found.items():
-        owner = next(iter(holders[key])) if len(holders[key]) == 1 else None
-        if len(holders[key]) > 1:
+        owner = single.get(key)
+        if key not in single:
             notes.append(f"{weight.name} is shared by several layers and stays on the device")
+        if key in overlapping:
+            owner = None
+            notes.append(f"{weight.name} shares bytes with another layer and stays on the device")
         if weight.refusal:
             owner = None
             notes.append(f"{weight.name} stays on the device: {weight.refusal}")
@@ -208,6 +214,36 @@ def take_inventory(
     )
     buffer_bytes = sum(buffer.nelement() * buffer.element_size() for buffer in root.buffers())
     return Inventory(base, tuple(groups), buffer_bytes)
+
+
+def _overlapping(found: Mapping[int, Weight], owners: Mapping[int, int | None]) -> set[int]:
+    """Keys of weights to take from their layers so that no two layers have bytes in common: each
+    page is locked at most once."""
+    taken: set[int] = set()
+    by_address = sorted(
+        (key for key in owners if owners[key] is not None and found[key].extent.size_bytes),
+        key=lambda key: found[key].extent.address,
+    )
+    while True:
+        more: set[int] = set()
+        furthest: int | None = None
+        for key in by_address:
+            if key in taken:
+                continue
+            extent = found[key].extent
+            if furthest is not None:
+                overlap = extent.address < _end(found[furthest].extent)
+                if overlap and owners[key] != owners[furthest]:
+                    more |= {key, furthest}
+            if furthest is None or _end(extent) >= _end(found[furthest].extent):
+                furthest = key
+        if not more:
+            return taken
+        taken |= more
+
+
+def _end(extent: Extent) -> int:
+    return extent.address + extent.size_bytes
 
 
 def _owners(layers_modules: Sequence[nn.Module]) -> dict[int, set[int | None]]:
@@ -281,11 +317,15 @@ def _span_bytes(parameter: nn.Parameter) -> int:
 
 def _page_runs(weights: Sequence[Weight]) -> Iterator[PageRun]:
     spans: list[tuple[FileMapping, int, int]] = []
+    copies_end = 0
     for weight in weights:
-        start, end = weight.extent.address, weight.extent.address + weight.extent.size_bytes
+        start, end = weight.extent.address, _end(weight.extent)
         if weight.mapping is None:
-            first, size = whole_pages(start, end, PAGE_BYTES)
-            yield PageRun(first, size, weight.home.detach(), None)
+            # Where two weights are over the same bytes, those of the first; the rest goes unlocked.
+            if start >= copies_end:
+                first, size = whole_pages(start, end, PAGE_BYTES)
+                yield PageRun(first, size, weight.home.detach(), None)
+            copies_end = max(copies_end, end)
         elif spans and spans[-1][0] is weight.mapping and spans[-1][2] >= start:
             spans[-1] = (weight.mapping, spans[-1][1], max(end, spans[-1][2]))
         elif end > start:

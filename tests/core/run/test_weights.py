@@ -164,6 +164,57 @@ def test_tied_weights_have_one_state_are_counted_once_and_stay_tied(
     assert torch.equal(model.body(x), expected)
 
 
+class Chain(nn.Module):
+    def __init__(self, count: int, width: int = 64) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Wrapped(nn.Linear(width, width)) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+@pytest.mark.parametrize("host", [None, 0])
+def test_parameters_over_the_same_bytes_are_of_one_layer_or_of_none(
+    engine_over: Callable[..., LayerEngine],
+    mapped: Callable[..., FileMapping],
+    share_of: Callable[..., int],
+    in_file: bool,
+    host: int | None,
+) -> None:
+    torch.manual_seed(0)
+    model = Chain(6, 128)
+    mappings = [mapped(model)] if in_file else []
+    layers = [block.inner for block in model.blocks]
+
+    def alias(weight: torch.Tensor) -> nn.Parameter:
+        return nn.Parameter(weight.detach(), requires_grad=False)
+
+    # Another object in another layer, a part of one in a third, and twice in the same layer.
+    layers[1].weight = alias(layers[0].weight)
+    layers[2].bias = alias(layers[0].weight.view(-1)[128:256])
+    layers[3].again = alias(layers[3].weight)
+    x = torch.randn(2, 128)
+    expected = model(x)
+    fake = FakeBackend()
+    engine = engine_over(model, fake, mappings)
+    engine.load(Budget(share_of(engine, 20), host))
+    with engine.run():
+        for _ in range(2):
+            assert torch.equal(model(x), expected)
+    reason = engine.snapshot().layers[-1].reason
+    for name in ("blocks.0.inner.weight", "blocks.1.inner.weight", "blocks.2.inner.bias"):
+        assert f"{name} shares bytes with another layer and stays on the device" in reason
+    assert "blocks.3" not in reason
+    assert bool(fake.locker.locked) is (host is None)
+    assert engine.snapshot().notes == () or host == 0
+    engine.detach()
+    assert layers[1].weight.data_ptr() == layers[0].weight.data_ptr()
+    assert torch.equal(model(x), expected)
+
+
 class Quantised(torch.Tensor):
     """A toy wrapper subclass: int8 payload and a scale, as quantised formats have."""
 
