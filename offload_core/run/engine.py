@@ -20,12 +20,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..device import DeviceBackend
-from ..plan import Plan, make_plan, smallest_device_bytes
+from ..plan import Plan, make_plan
 from ..values import (
     ENGINE_MOVES,
     AsleepError,
     Budget,
-    BudgetError,
     CheckpointError,
     CourierError,
     DeviceMemoryError,
@@ -191,46 +190,14 @@ class LayerEngine:
         return self._occupancy.device_bytes
 
     @property
-    def promised_host_bytes(self) -> int:
-        """What is held on the host, or what the plan that is loaded may come to hold."""
-        plan, memory = self._holding.plan, self.snapshot().memory
-        promised = 0 if plan is None else plan.copied_bytes + plan.lock_bytes + plan.staging_bytes
-        # Locks that are larger than the plan's are kept where there is room; copies are always.
-        return max(promised, memory.host_bytes)
+    def loaded_with(self) -> tuple[Budget, Plan] | None:
+        """The budget and the plan in force; None while nothing is loaded. Any thread."""
+        plan = self._holding.plan
+        return None if plan is None else (self._holding.budget, plan)
 
     def allow(self, budget: Budget) -> None:
         """Correct the plan by this budget from now on; the plan itself stays until then."""
         self._holding.budget = budget
-
-    def planned_device_bytes(self, budget: Budget, activation_bytes: int) -> int:
-        """What ``load`` with these figures would hold and leave for activations, at least what the
-        smallest plan does."""
-        request = self._planner.request(budget, activation_bytes)
-        try:
-            plan = make_plan(request)
-        except BudgetError:
-            return smallest_device_bytes(request)
-        return plan.device_bytes + plan.activation_bytes
-
-    def give_up(self, size_bytes: int) -> int:
-        """Free at least that many device bytes if there are so many; what was freed.
-
-        Nothing while a run is on. With a smaller plan where one exists, else by unloading.
-        """
-        if self._state is not EngineState.LOADED or self._holding.plan is None:
-            return 0
-        before = self.device_bytes
-        target = before - size_bytes + self._holding.plan.activation_bytes
-        try:
-            self.load(
-                Budget(max(0, target), self._holding.budget.host_bytes),
-                self._holding.plan.activation_bytes,
-            )
-        except CourierError:
-            # Too small for any plan, or its file changed: whoever needs the room is not to blame.
-            with contextlib.suppress(StateError):  # a stuck courier: then it gives nothing
-                self.unload()
-        return before - self.device_bytes
 
     @contextlib.contextmanager
     def run(self, interrupt: Callable[[], None] | None = None) -> Iterator[None]:

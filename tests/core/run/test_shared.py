@@ -9,6 +9,7 @@ import pytest
 
 from offload_core.device import FakeBackend
 from offload_core.run import LayerEngine, SharedBudget
+from offload_core.run.shared import promised_host_bytes
 from offload_core.values import Budget, DeviceBudgetError
 
 Over = Callable[..., LayerEngine]
@@ -83,23 +84,73 @@ def test_a_model_too_large_for_what_the_running_one_leaves_is_refused(three: Any
     assert held(three)[:2] == [size, 0]
 
 
-def test_page_locks_of_all_models_share_the_host_budget(three: Any) -> None:
+def streaming(three: Any) -> tuple[Budget, int]:
+    """A budget under which all streams, and what is locked then."""
     engine = three[0][1]
-    try:
-        engine.plan(Budget(0))
-    except DeviceBudgetError as error:
-        smallest = error.smallest_bytes
-    lockable = engine.plan(Budget(smallest, None)).lock_bytes
-    share = SharedBudget(Budget(None, lockable + lockable // 2))
+    smallest = smallest_of(engine)
+    return Budget(smallest, None), engine.plan(Budget(smallest, None)).lock_bytes
+
+
+def locked(three: Any) -> list[int]:
+    return [engine.snapshot().memory.locked_bytes for _, engine in three]
+
+
+def test_page_locks_of_all_models_share_the_host_budget_and_the_least_recent_give_way(
+    three: Any,
+) -> None:
+    wanted, lockable = streaming(three)
+    limit = lockable + lockable // 2
+    share = SharedBudget(Budget(None, limit))
     for tiny, engine in three:
-        load(share, engine, Budget(smallest, None))
+        load(share, engine, wanted)
         with engine.run():
             assert tiny.is_exact()
-    locked = [engine.snapshot().memory.locked_bytes for _, engine in three]
-    assert locked[0] == lockable
-    assert 0 < locked[1] <= lockable // 2
-    assert locked[2] <= lockable // 2 - locked[1]
-    assert sum(locked) <= lockable + lockable // 2
+        assert sum(locked(three)) <= limit
+    first, second, third = locked(three)
+    assert (first, third) == (0, lockable)
+    assert 0 < second <= lockable // 2
+    # Used again, they are exact with what they have left, and take what they need back.
+    for tiny, engine in three:
+        with engine.run():
+            assert tiny.is_exact()
+    load(share, three[0][1], wanted)
+    with three[0][1].run():
+        assert three[0][0].is_exact()
+    assert locked(three)[0] == lockable
+    assert sum(locked(three)) <= limit
+
+
+def test_a_running_model_keeps_its_locks(three: Any) -> None:
+    wanted, lockable = streaming(three)
+    share = SharedBudget(Budget(None, lockable + lockable // 4))
+    load(share, three[0][1], wanted)
+    with three[0][1].run():
+        assert three[0][0].is_exact()
+        load(share, three[1][1], wanted)
+        with three[1][1].run():
+            assert three[1][0].is_exact()
+        assert locked(three)[0] == lockable
+        assert 0 < locked(three)[1] <= lockable // 4
+        assert three[0][0].is_exact()
+
+
+def test_a_model_that_sleeps_gives_up_the_locks_that_it_kept(three: Any) -> None:
+    wanted, lockable = streaming(three)
+    share = SharedBudget(Budget(None, lockable))
+    load(share, three[0][1], wanted)
+    with three[0][1].run():
+        assert three[0][0].is_exact()
+    three[0][1].sleep(keep_locks=True)
+    assert locked(three)[0] == lockable
+    load(share, three[1][1], wanted)
+    with three[1][1].run():
+        assert three[1][0].is_exact()
+    assert locked(three)[:2] == [0, lockable]
+    assert three[0][1].slept_with is not None
+    three[0][1].wake(share.take(three[0][1], *three[0][1].slept_with))
+    with three[0][1].run():
+        assert three[0][0].is_exact()
+    assert sum(locked(three)) <= lockable
 
 
 def test_a_model_that_is_gone_holds_nothing(make_tiny: Callable[..., Any], three: Any) -> None:
@@ -130,7 +181,7 @@ def test_locks_that_are_kept_larger_than_the_plan_count_against_the_others(
     locked = engine.snapshot().memory.locked_bytes
     plan = engine.load(Budget((smallest + whole(engine)) // 2, None))
     assert engine.snapshot().memory.locked_bytes == locked > plan.lock_bytes
-    assert engine.promised_host_bytes >= locked
+    assert promised_host_bytes(engine) >= locked
 
 
 def test_a_correction_stays_within_what_the_others_leave_now(three: Any) -> None:

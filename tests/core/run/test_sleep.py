@@ -12,6 +12,7 @@ import torch
 
 from offload_core.device import FakeBackend
 from offload_core.run import LayerEngine
+from offload_core.run.shared import give_up_device
 from offload_core.values import (
     AsleepError,
     Budget,
@@ -144,7 +145,7 @@ def test_nothing_loads_or_runs_what_sleeps(tiny: Any, engine_over: Over) -> None
         engine.load(Budget())
     with pytest.raises(AsleepError, match="wake it before"), engine.run():
         pass
-    assert (engine.unload(), engine.give_up(1 << 40)) == (0, 0)
+    assert (engine.unload(), give_up_device(engine, 1 << 40)) == (0, 0)
     engine.end_pass()
     assert engine.state is EngineState.ASLEEP
     assert engine.plan(Budget()).device_bytes > 0, "a dry run touches nothing"

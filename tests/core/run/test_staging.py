@@ -13,6 +13,7 @@ from torch import nn
 from offload_core.device import CopyPiece, DeviceEvent, FakeBackend
 from offload_core.host import FileMapping
 from offload_core.run import LayerEngine
+from offload_core.run.shared import promised_host_bytes
 from offload_core.run.source import LayerSource
 from offload_core.values import Budget, EngineConfig, Placement
 
@@ -133,7 +134,7 @@ def test_planned_staging_is_held_while_loaded_and_given_back(
     assert memory.staging_bytes == fake.staged == planned.staging_bytes
     assert memory.locked_bytes == planned.lock_bytes
     assert host is None or memory.host_bytes <= host
-    assert engine.promised_host_bytes == planned.lock_bytes + planned.staging_bytes
+    assert promised_host_bytes(engine) == planned.lock_bytes + planned.staging_bytes
     engine.unload()
     assert (fake.staged, engine.snapshot().memory.host_bytes) == (0, 0)
 
