@@ -16,6 +16,8 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from ..offload_core.values import gib_to_bytes
+from .control import KEEP, Keep
 from .guards import RefusedError
 
 BODY_LIMIT_BYTES = 64 * 1024
@@ -33,6 +35,7 @@ class Choice:
     values: tuple[str, ...] | tuple[int, ...]
     default: str | int
     doc: str
+    required: bool = False
 
     def read(self, value: Any) -> str | int:
         """Raises: RefusedError (400) for anything else."""
@@ -61,6 +64,7 @@ class ModelIds:
     name: str
     doc: str
     default: None = None
+    required: bool = False
 
     def read(self, value: Any) -> tuple[str, ...] | None:
         """Raises: RefusedError (400). Whether there is such a model is not looked at here."""
@@ -90,7 +94,72 @@ class ModelIds:
         }
 
 
-Field = Choice | ModelIds
+@dataclass(frozen=True)
+class ModelId:
+    """A field that names one model by its id; it has to be there."""
+
+    name: str
+    doc: str
+    default: None = None
+    required: bool = True
+
+    def read(self, value: Any) -> str:
+        """Raises: RefusedError (400). Whether there is such a model is not looked at here."""
+        if not isinstance(value, str):
+            _refuse_field(self.name, f"has to be the id of a model, not {_kind(value)}")
+        if not 1 <= len(value) <= ID_LIMIT or not _is_text(value):
+            _refuse_field(self.name, f"is an id that is not 1 to {ID_LIMIT} characters")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema."""
+        return {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": ID_LIMIT,
+            "description": self.doc,
+        }
+
+
+@dataclass(frozen=True)
+class GibOrNone:
+    """A field that is a figure in GiB, or null. It is read as whole bytes, or None."""
+
+    name: str
+    most_gib: int
+    doc: str
+    zero_means: str
+    """What is wrong with 0; empty where 0 may be meant."""
+    default: Keep = KEEP
+    required: bool = False
+
+    def read(self, value: Any) -> int | None:
+        """Raises: RefusedError (400)."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            _refuse_field(self.name, f"has to be a number of GiB or null, not {_kind(value)}")
+        if not 0 <= value <= self.most_gib:
+            _refuse_field(self.name, f"has to be between 0 and {self.most_gib}, or null")
+        if value == 0:
+            if self.zero_means:
+                _refuse_field(self.name, self.zero_means)
+            return 0
+        # Less than a byte is a small figure, and not the figure 0, which means another thing.
+        return max(1, gib_to_bytes(value, self.name))
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema."""
+        least = {"exclusiveMinimum": 0} if self.zero_means else {"minimum": 0}
+        return {
+            "type": ["number", "null"],
+            **least,
+            "maximum": self.most_gib,
+            "description": self.doc,
+        }
+
+
+Field = Choice | ModelIds | ModelId | GibOrNone
 
 
 def read_fields(body: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
@@ -103,6 +172,9 @@ def read_fields(body: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, A
     if unknown:
         text = f"no field is called {names_text(unknown)}; there are {', '.join(known)}"
         raise RefusedError(400, "unknown_field", text)
+    for field in fields:
+        if field.required and field.name not in body:
+            _refuse_field(field.name, "has to be there")
     return {
         name: field.read(body[name]) if name in body else field.default
         for name, field in known.items()

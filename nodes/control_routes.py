@@ -12,7 +12,12 @@ from aiohttp import web
 from .answers import error_answer, error_body, json_answer, method_answer
 from .bodies import names_text, parse_object, read_body, read_fields
 from .control import (
+    BudgetControl,
+    BudgetOrder,
+    BudgetTooSmallError,
     BusyError,
+    CancelledError,
+    Figure,
     ModelControl,
     OnUse,
     OrderFailedError,
@@ -22,7 +27,7 @@ from .control import (
     When,
 )
 from .guards import Guards, RefusedError
-from .route_table import RELEASE, RESUME, SLEEP, WAKE, RouteSpec
+from .route_table import BUDGET, CANCEL, PLAN, RELEASE, RESUME, SLEEP, WAKE, RouteSpec
 
 # Orders that wait for the end of a prompt each hold one of the server's threads, of which there
 # are five on a machine with one core. The status and ComfyUI itself need some of them.
@@ -130,6 +135,10 @@ class OrderRoute:
             return 404, "unknown_model", str(error), {}
         if isinstance(error, BusyError):
             return 409, "busy", str(error), {}
+        if isinstance(error, CancelledError):
+            return 409, "cancelled", str(error), {}
+        if isinstance(error, BudgetTooSmallError):
+            return 409, "budget_too_small", str(error), {}
         if isinstance(error, OrderFailedError):
             return 503, "order_failed", str(error), {"receipt": error.receipt}
         # The text of a foreign error may hold a path, so it stays in the log.
@@ -173,8 +182,27 @@ def order_routes(control: ModelControl, guards: Guards) -> tuple[OrderRoute, ...
     return (
         OrderRoute(SLEEP, guards, orders, sleep),
         OrderRoute(WAKE, guards, orders, wake),
+        # In room of its own: it has to come through where the others wait.
+        OrderRoute(CANCEL, guards, Orders(), lambda: control.under_way.cancel),
         AliasRoute(RELEASE, guards, orders, release),
         AliasRoute(RESUME, guards, orders, resume),
+    )
+
+
+def budget_routes(budgets: BudgetControl, guards: Guards) -> tuple[OrderRoute, ...]:
+    """A plan has room of its own: it waits for nothing, and has not to wait for orders that do."""
+
+    def plan(model: str, device_gib: Figure, host_gib: Figure) -> Call:
+        order = BudgetOrder(model, device_gib, host_gib)
+        return lambda: budgets.plan(order)
+
+    def budget(model: str, device_gib: Figure, host_gib: Figure, when: str) -> Call:
+        order = BudgetOrder(model, device_gib, host_gib, When(when))
+        return lambda: budgets.set_budget(order)
+
+    return (
+        OrderRoute(PLAN, guards, Orders(), plan),
+        OrderRoute(BUDGET, guards, Orders(), budget),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import budget_nodes, loader_nodes, sleep_nodes, status_nodes
+from .comfyui.budgets import get_budgets
 from .comfyui.host import announce_prompts, device_memory, server_routes
-from .comfyui.idle import on_prompt
 from .comfyui.orders import get_orders
+from .comfyui.prompts import on_prompt
 from .routes import register_routes
 from .service import get_service
 
@@ -36,7 +37,9 @@ def make_extension() -> CourierExtension:
     service = get_service()
     service.use_device_probe(device_memory)
     routes = server_routes()
-    if routes is not None and not register_routes(routes, service, get_orders()):
+    if routes is not None and not register_routes(
+        routes, service, get_orders(), budgets=get_budgets()
+    ):
         # Another copy of the pack answers: nodes of ours would fill a status nobody sees.
         return CourierExtension([])
     announce_prompts(on_prompt)

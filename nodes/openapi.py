@@ -31,6 +31,23 @@ _RECEIPT_PROPERTIES = {
     "seconds": {"type": "number", "minimum": 0},
     "models": {"type": "array", "items": {"type": "object"}},
 }
+_FIGURES = {
+    "type": "object",
+    "required": ["device_bytes", "host_bytes"],
+    "properties": {name: {"type": ["integer", "null"]} for name in ("device_bytes", "host_bytes")},
+}
+_PLAN_PROPERTIES: dict[str, Any] = {
+    "model": _TEXT,
+    "fits": {"type": "boolean", "description": "False: the budget is too small; see `message`."},
+    "message": _TEXT,
+    "asked": _FIGURES,
+    "smallest": {**_FIGURES, "description": "The smallest figures that work; null: not known."},
+    "planned": {"type": ["object", "null"], "description": "Bytes by what they are for."},
+    "counts": {"type": ["object", "null"]},
+    "bytes": {"type": ["object", "null"]},
+    "changes": {"type": "integer", "minimum": 0, "description": "Layers that are elsewhere now."},
+    "layers": {"type": "array", "items": {"type": "object"}},
+}
 _OCCUPATION_PROPERTIES = {
     "success": _BOOL,
     "sleeping": {"type": "array", "items": _TEXT, "description": "Ids of models asleep now."},
@@ -47,14 +64,29 @@ _SCHEMAS: dict[str, Any] = {
     "OrderFailed": _object(["error", "receipt"], {"error": _ERROR, "receipt": {"type": "object"}}),
     "Receipt": _object(_RECEIPT_PROPERTIES, _RECEIPT_PROPERTIES),
     "Models": _object(
-        ["models", "last_order"],
+        ["models", "last_order", "orders", "busy"],
         {
             "models": {"type": "array", "items": _MODEL},
             "last_order": {
                 "type": ["object", "null"],
                 "description": "The receipt of the last order, whoever gave it.",
             },
+            "orders": {
+                "type": "array",
+                "items": {"type": "object"},
+                "description": "Those that wait or are being carried out.",
+            },
+            "busy": {"type": "boolean", "description": "A prompt runs or waits."},
         },
+    ),
+    "Cancelled": _object(
+        ["cancelled", "message"],
+        {"cancelled": {"type": "integer", "minimum": 0}, "message": _TEXT},
+    ),
+    "Plan": _object(_PLAN_PROPERTIES, _PLAN_PROPERTIES),
+    "BudgetSet": _object(
+        [*_PLAN_PROPERTIES, "applied"],
+        {**_PLAN_PROPERTIES, "applied": {"type": "string", "enum": ["now", "next_run"]}},
     ),
     "Occupation": _object(_OCCUPATION_PROPERTIES, _OCCUPATION_PROPERTIES),
     "OccupationFailed": _object(
@@ -81,7 +113,8 @@ def document(version: str, routes: Iterable[RouteSpec]) -> dict[str, Any]:
         "info": {
             "title": "ComfyUI-Courier",
             "version": version,
-            "description": "Put the models of a running ComfyUI to sleep and wake them.",
+            "description": "Put the models of a running ComfyUI to sleep, wake them, and change "
+            "their budgets.",
         },
         "servers": [{"url": "/"}],
         "paths": {route.path: _path(route) for route in routes},
@@ -123,6 +156,7 @@ def _body(route: RouteSpec) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
+        "required": [field.name for field in route.fields or () if field.required],
         "additionalProperties": route.any_body,
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .bodies import BODY_LIMIT_BYTES, Choice, Field, ModelIds
+from .bodies import BODY_LIMIT_BYTES, Choice, Field, GibOrNone, ModelId, ModelIds
 from .control import OnUse, SleepOrder, When
 
 PREFIX = "/courier/v1/"
@@ -36,6 +36,22 @@ _ON_USE = Choice(
     SleepOrder.on_use.value,
     'A prompt that needs a sleeping model: "refuse" ends it with an error that says how to wake '
     'the model, "wake" wakes it first.',
+)
+
+_MODEL = ModelId("model", "The id of a model of Courier's, as the status gives it.")
+_DEVICE_GIB = GibOrNone(
+    "device_gib",
+    1024,
+    "GiB of the card for weights, buffers and activations; null leaves it to ComfyUI. Left out: as "
+    "it is.",
+    "is 0, under which nothing runs; null leaves the card to ComfyUI",
+)
+_HOST_GIB = GibOrNone(
+    "host_gib",
+    4096,
+    "GiB of RAM that may be page-locked or copied; 0 locks nothing, null is automatic. Left out: "
+    "as it is.",
+    "",
 )
 
 
@@ -102,7 +118,11 @@ _RECEIPT: dict[str, Any] = {
 
 
 def _order_answers(
-    success: Answer, error: str, failed: str, example: Callable[[str, str], dict[str, Any]]
+    success: Answer,
+    error: str,
+    failed: str,
+    example: Callable[[str, str], dict[str, Any]],
+    conflict: str = "A prompt runs or waits, or another order. Nothing has changed.",
 ) -> tuple[Answer, ...]:
     """Every code that an order may end with.
 
@@ -118,7 +138,7 @@ def _order_answers(
         Answer(403, "From a page of another origin; or from elsewhere, and no token is set."),
         Answer(404, "No model has this id.", error, unknown),
         _WRONG_METHOD,
-        Answer(409, "A prompt runs or waits, or another order. Nothing has changed.", error, busy),
+        Answer(409, conflict, error, busy),
         Answer(413, f"The body is longer than {BODY_LIMIT_BYTES} bytes."),
         Answer(415, "The Content-Type is not application/json, or the body is compressed."),
         Answer(429, "Too many orders in a short time.", header="Retry-After"),
@@ -136,6 +156,25 @@ def _alias_answers(sleeping: list[str], message: str) -> tuple[Answer, ...]:
     example = {"success": True, "sleeping": sleeping, "message": message}
     success = Answer(200, "Carried out.", "Occupation", example)
     return _order_answers(success, "OccupationFailed", "OccupationFailed", _alias_example)
+
+
+_PLAN: dict[str, Any] = {
+    "model": "wan-1",
+    "fits": True,
+    "message": "10.30 GiB of weights and buffers on the card, 12 of 40 layers stay there whole, "
+    "16.1 GiB stream in each pass",
+    "asked": {"device_bytes": 12079595520, "host_bytes": None},
+    "smallest": {"device_bytes": 2147483648, "host_bytes": None},
+    "planned": {"device_bytes": 11059344179},
+    "counts": {"resident": 13, "pinned": 28, "mapped": 0, "pageable": 0},
+    "bytes": {"resident": 11059344179, "pinned": 17287212565, "mapped": 0, "pageable": 0},
+    "changes": 9,
+    "layers": [],
+}
+
+
+def _without(answers: tuple[Answer, ...], status: int) -> tuple[Answer, ...]:
+    return tuple(answer for answer in answers if answer.status != status)
 
 
 STATUS = RouteSpec(
@@ -160,6 +199,8 @@ MODELS = RouteSpec(
                     {"id": "wan-1", "name": "wan", "kind": "diffusion model", "state": "awake"}
                 ],
                 "last_order": None,
+                "orders": [],
+                "busy": False,
             },
         ),
         _WRONG_METHOD,
@@ -183,6 +224,68 @@ WAKE = RouteSpec(
     _ORDER_ANSWERS,
     (_MODELS_OF_WAKE, _WHEN),
     examples=({}, {"models": ["wan-1"], "when": "idle"}),
+)
+CANCEL = RouteSpec(
+    PREFIX + "cancel",
+    "cancel",
+    "orders are cancelled",
+    "Cancel the orders that wait or are being carried out; each ends with 409 and is undone.",
+    _order_answers(
+        Answer(
+            200,
+            "How many were told to stop.",
+            "Cancelled",
+            {"cancelled": 1, "message": "1 order is told to stop."},
+        ),
+        "Error",
+        "OrderFailed",
+        _example,
+    ),
+    (),
+    examples=({},),
+)
+PLAN = RouteSpec(
+    PREFIX + "plan",
+    "plan",
+    "a budget is tried",
+    "Where every layer would be under another budget. Changes nothing, also while a prompt runs.",
+    _without(
+        _order_answers(
+            Answer(200, "The plan; or `fits` is false and `message` says why.", "Plan", _PLAN),
+            "Error",
+            "Error",
+            _example,
+            "Too many such questions at the same time.",
+        ),
+        503,
+    ),
+    (_MODEL, _DEVICE_GIB, _HOST_GIB),
+    examples=({"model": "wan-1"}, {"model": "wan-1", "device_gib": 11.25, "host_gib": None}),
+)
+BUDGET = RouteSpec(
+    PREFIX + "budget",
+    "budget",
+    "a budget is set",
+    "Give a model another budget, at once or with its next run. It stays until the loader of the "
+    "model runs again.",
+    _order_answers(
+        Answer(
+            200,
+            "Set: the plan, and when it is applied.",
+            "BudgetSet",
+            {**_PLAN, "applied": "now"},
+        ),
+        "Error",
+        "OrderFailed",
+        _example,
+        "A prompt runs or waits, or another order; or the budget is too small, and the message "
+        "names the smallest that works. Nothing has changed.",
+    ),
+    (_MODEL, _DEVICE_GIB, _HOST_GIB, _WHEN),
+    examples=(
+        {"model": "wan-1", "device_gib": 11.25, "host_gib": None},
+        {"model": "wan-1", "host_gib": 0, "when": "idle"},
+    ),
 )
 RELEASE = RouteSpec(
     "/release_memory_occupation",
@@ -211,4 +314,4 @@ OPENAPI = RouteSpec(
     "This document.",
     (Answer(200, "OpenAPI 3.1.", "Document"), _WRONG_METHOD, _READ_FAILED),
 )
-ROUTES = (STATUS, MODELS, SLEEP, WAKE, RELEASE, RESUME, OPENAPI)
+ROUTES = (STATUS, MODELS, SLEEP, WAKE, CANCEL, PLAN, BUDGET, RELEASE, RESUME, OPENAPI)

@@ -6,14 +6,14 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from .answers import error_answer, json_answer, method_answer
-from .control import ModelControl
-from .control_routes import OrderRoute, order_routes
+from .control import BudgetControl, ModelControl
+from .control_routes import OrderRoute, budget_routes, order_routes
 from .guards import Guards
 from .openapi import document
 from .route_table import MODELS, OPENAPI, PREFIX, ROUTES, STATUS, RouteSpec
@@ -61,6 +61,7 @@ def register_routes(
     service: CourierService,
     control: ModelControl | None = None,
     guards: Guards | None = None,
+    budgets: BudgetControl | None = None,
 ) -> bool:
     """Add our routes to ``routes``, unless they are there.
 
@@ -72,9 +73,10 @@ def register_routes(
         routes: ComfyUI's route table, before the server takes it; or a router of aiohttp.
         control: without one, only the status is registered.
         guards: who may change a state; by default as the environment says.
+        budgets: without them, no route asks for a plan or sets a budget.
     Returns: whether this copy of the pack answers.
     """
-    ours = _routes(service, control, guards or Guards(os.environ))
+    ours = _routes(service, control, guards or Guards(os.environ), budgets)
     taken = {route.spec.path: _taken_by(routes, route.spec.path) for route in ours}
     strangers = {path: who for path, who in taken.items() if who not in (None, _US)}
     for path, stranger in strangers.items():
@@ -100,20 +102,37 @@ _US = "us"
 
 
 def _routes(
-    service: CourierService, control: ModelControl | None, guards: Guards
+    service: CourierService,
+    control: ModelControl | None,
+    guards: Guards,
+    budgets: BudgetControl | None,
 ) -> list[ReadRoute | OrderRoute]:
     """What this copy answers, in the order of the table: the status is the first one looked for."""
     made: list[ReadRoute | OrderRoute] = [ReadRoute(STATUS, lambda: status_json(service.status()))]
     if control is not None:
         made += [
-            ReadRoute(
-                MODELS,
-                lambda: {"models": list(control.models()), "last_order": control.last_order},
-            ),
-            ReadRoute(OPENAPI, lambda: document(VERSION, ROUTES)),
+            ReadRoute(MODELS, lambda: models_json(control)),
+            ReadRoute(OPENAPI, lambda: document(VERSION, _in_order(made))),
             *order_routes(control, guards),
         ]
+    if budgets is not None:
+        made += budget_routes(budgets, guards)
     return made
+
+
+def models_json(control: ModelControl) -> dict[str, Any]:
+    """The body of ``GET /courier/v1/models``."""
+    return {
+        "models": list(control.models()),
+        "last_order": control.last_order,
+        "orders": control.under_way.listed(),
+        "busy": control.is_busy(),
+    }
+
+
+def _in_order(made: Sequence[ReadRoute | OrderRoute]) -> list[RouteSpec]:
+    specs = [route.spec for route in made]
+    return sorted(specs, key=ROUTES.index)
 
 
 def _add(routes: web.RouteTableDef | web.UrlDispatcher, route: ReadRoute | OrderRoute) -> None:

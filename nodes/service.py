@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import re
 import threading
@@ -34,6 +35,27 @@ class DeviceRecord:
     free_bytes: int | None = None
 
 
+class AskedBy(enum.Enum):
+    """Who asked for a model's budget."""
+
+    NODE = "node"
+    """Its loader: a Courier Budget, or none, which is automatic."""
+    SETTINGS = "settings"
+    """The default in ComfyUI's settings, for a loader without a Courier Budget."""
+    ORDER = "order"
+    """Somebody afterwards, in the panel or over HTTP; until the loader runs again."""
+
+
+@dataclass(frozen=True)
+class AskedBudget:
+    """What the user asked for, as against what the model is loaded with at the moment."""
+
+    budget: Budget
+    by: AskedBy
+    waits: bool
+    """It is not in force yet; the next load, or the next run, has it."""
+
+
 @dataclass(frozen=True)
 class ModelRecord:
     """One registered model as it is now. ``file`` is a base name, never a path."""
@@ -42,6 +64,8 @@ class ModelRecord:
     name: str
     file: str
     snapshot: EngineSnapshot
+    asked: AskedBudget | None = None
+    """None where nobody said."""
 
     @property
     def state(self) -> EngineState:
@@ -78,13 +102,14 @@ class _Entry:
     file: str
     engine: weakref.ref[LayerEngine]
     backend: weakref.ref[DeviceBackend]
+    asked: Callable[[], AskedBudget | None]
 
     def read(self) -> ModelRecord | None:
         """The model now; None once it is gone or detached for good."""
         engine = self.engine()
         if engine is None or engine.state is EngineState.DETACHED:
             return None
-        return ModelRecord(self.id, self.name, self.file, engine.snapshot())
+        return ModelRecord(self.id, self.name, self.file, engine.snapshot(), self.asked())
 
 
 class CourierService:
@@ -117,13 +142,22 @@ class CourierService:
             share.budget = budget
         return share
 
-    def register(self, engine: LayerEngine, name: str, file: str, backend: DeviceBackend) -> str:
+    def register(
+        self,
+        engine: LayerEngine,
+        name: str,
+        file: str,
+        backend: DeviceBackend,
+        asked: Callable[[], AskedBudget | None] = lambda: None,
+    ) -> str:
         """Show a model in the status for as long as it lives. Idempotent for one engine.
 
         Args:
             name: as users know it, such as the entry that they chose in the loader.
             file: its checkpoint, a path or a name; only the base name is kept.
             backend: the engine's own.
+            asked: the budget that the user asked for, at any time, from any thread. It is kept for
+                as long as the model lives, so it must not hold the engine.
         Returns: its id: ASCII, fit for a URL, never given twice in one process.
         """
         file_name = _clean(re.split(r"[\\/]", file)[-1])
@@ -134,7 +168,7 @@ class CourierService:
             self._registered += 1
             model_id = f"{slug(file_name)}-{self._registered}"
             self._entries[model_id] = _Entry(
-                model_id, _clean(name), file_name, weakref.ref(engine), weakref.ref(backend)
+                model_id, _clean(name), file_name, weakref.ref(engine), weakref.ref(backend), asked
             )
         return model_id
 
@@ -170,6 +204,12 @@ class CourierService:
             for entry, engine in found
             if engine is not None and engine.state is not EngineState.DETACHED
         ]
+
+    def asked_of(self, model_id: str) -> AskedBudget | None:
+        """The budget that was asked for; None where nobody said, or there is no such model."""
+        with self._lock:
+            entry = self._entries.get(model_id)
+        return entry.asked() if entry is not None else None
 
     def status_of(self, model_id: str) -> ModelRecord | None:
         """The model of that id; None if there is none, or no longer."""

@@ -27,6 +27,7 @@ from .control import (
     WakeOrder,
     When,
 )
+from .under_way import OrderList
 
 _BUSY_TEXT = (
     "a prompt runs; nothing was changed. Try again when the queue is empty, or ask with "
@@ -40,8 +41,12 @@ class Host(Protocol):
     def sleepers(self) -> Sequence[Sleeper]:
         """All models, ours first."""
 
-    def nothing_runs(self, wait: bool) -> AbstractContextManager[None]:
-        """While it is entered no prompt begins. Raises on entering: BusyError."""
+    def nothing_runs(self, wait: bool, check: Callable[[], None]) -> AbstractContextManager[None]:
+        """While it is entered no prompt begins. Raises on entering: BusyError, and what ``check``
+        raises, which is called now and then while it waits."""
+
+    def is_busy(self) -> bool:
+        """Whether a prompt runs or waits. Does not wait for anything."""
 
     def measure(self) -> MachineRecord:
         """The machine now."""
@@ -60,9 +65,16 @@ class SleepService:
         self._host = host
         self.orders_given = 0
         """Orders that people and programs gave; see ``sleep``."""
+        self.orders_done = 0
+        """How often ``last_order`` was another one."""
         self.last_order: dict[str, Any] | None = None
         """The receipt of the last order, or of its failure; None before the first."""
+        self.under_way = OrderList()
         self.controller = SleepController(host.sleepers, host.measure, host.foreign, host.place())
+
+    def is_busy(self) -> bool:
+        """See ModelControl."""
+        return self._host.is_busy()
 
     def models(self) -> list[dict[str, Any]]:
         """Every model as it is now."""
@@ -75,12 +87,16 @@ class SleepService:
             counts: as activity; the idle watch's own orders do not.
         """
         self.orders_given += int(counts)
-        return self._outside_prompts(order.when, lambda: self.sleep_here(order))
+        return self._outside_prompts(
+            "sleep", order.when, lambda progress: self.sleep_here(order, progress)
+        )
 
     def wake(self, order: WakeOrder) -> dict[str, Any]:
         """See ModelControl. Not from the thread that runs prompts: see ``wake_here``."""
         self.orders_given += 1
-        return self._outside_prompts(order.when, lambda: self.wake_here(order))
+        return self._outside_prompts(
+            "wake", order.when, lambda progress: self.wake_here(order, progress)
+        )
 
     def sleep_here(self, order: SleepOrder, progress: Progress | None = None) -> dict[str, Any]:
         """As ``sleep``, from the thread that runs prompts: between two nodes nothing else runs."""
@@ -105,20 +121,26 @@ class SleepService:
         return None
 
     def _outside_prompts(
-        self, when: When, carry_out: Callable[[], dict[str, Any]]
+        self, action: str, when: When, carry_out: Callable[[Progress], dict[str, Any]]
     ) -> dict[str, Any]:
-        with self._host.nothing_runs(wait=when is When.IDLE):
-            return carry_out()
+        with (
+            self.under_way.entered(action) as order,
+            self._host.nothing_runs(when is When.IDLE, order.check),
+        ):
+            return carry_out(order.step)
 
     def _answered(self, carry_out: Callable[[], Receipt]) -> dict[str, Any]:
         try:
-            self.last_order = receipt_json(carry_out())
-            return self.last_order
+            return self._note(carry_out())
         except ConfigError as error:
             raise UnknownModelError(f"{error}; GET /courier/v1/models lists them") from error
         except OrderError as error:
-            self.last_order = receipt_json(error.receipt)
-            raise OrderFailedError(str(error), self.last_order) from error
+            raise OrderFailedError(str(error), self._note(error.receipt)) from error
+
+    def _note(self, receipt: Receipt) -> dict[str, Any]:
+        self.last_order = noted = receipt_json(receipt)
+        self.orders_done += 1
+        return noted
 
     def _model_json(self, sleeper: Sleeper) -> dict[str, Any]:
         return {
@@ -127,16 +149,17 @@ class SleepService:
             "kind": sleeper.kind,
             "state": self.controller.state_of(sleeper).value,
             "level": self.controller.level_of(sleeper),
-            "on_use": self._on_use(sleeper),
+            "on_use": _on_use(self.controller, sleeper),
             "problem": self.controller.problem_of(sleeper),
             "held": held_json(sleeper.held()),
         }
 
-    def _on_use(self, sleeper: Sleeper) -> str | None:
-        if not sleeper.is_asleep:
-            return None
-        refuses = self.controller.refuses_use(sleeper)
-        return (OnUse.REFUSE if refuses else OnUse.WAKE).value
+
+def _on_use(controller: SleepController, sleeper: Sleeper) -> str | None:
+    if not sleeper.is_asleep:
+        return None
+    refuses = controller.refuses_use(sleeper)
+    return (OnUse.REFUSE if refuses else OnUse.WAKE).value
 
 
 def busy_error() -> BusyError:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..offload_core.values import LayerRecord, MemoryRecord, Placement, size_text
-from .service import DeviceRecord, ModelRecord, StatusRecord
+from ..offload_core.values import LayerRecord, MemoryRecord, Placement, TrafficRecord, size_text
+from .service import AskedBudget, DeviceRecord, ModelRecord, StatusRecord
 
 INDENT = "  "
 
@@ -42,18 +42,20 @@ def model_json(model: ModelRecord) -> dict[str, Any]:
             "device_bytes": snapshot.budget.device_bytes,
             "host_bytes": snapshot.budget.host_bytes,
         },
-        "measured": _measured_json(snapshot.memory),
-        "counts": _by_placement(snapshot.layers, lambda layer: 1),
-        "bytes": _bytes_by_placement(snapshot.layers),
+        "asked": asked_json(model.asked),
+        "measured": measured_json(snapshot.memory),
+        "counts": counts_by_placement(snapshot.layers),
+        "bytes": bytes_by_placement(snapshot.layers),
         "block_lists": list(snapshot.block_lists),
         "streamable_layers": snapshot.streamable_layers,
-        "traffic": dataclasses.asdict(snapshot.traffic),
+        "traffic": traffic_json(snapshot.traffic),
         "notes": list(snapshot.notes),
-        "layers": [_layer_json(layer) for layer in snapshot.layers],
+        "layers": [layer_json(layer) for layer in snapshot.layers],
     }
 
 
-def _measured_json(memory: MemoryRecord) -> dict[str, int | None]:
+def measured_json(memory: MemoryRecord) -> dict[str, int | None]:
+    """What a model holds and held, in bytes."""
     return {
         "device_bytes": memory.device_bytes,
         "device_peak_bytes": memory.device_peak_bytes,
@@ -65,7 +67,13 @@ def _measured_json(memory: MemoryRecord) -> dict[str, int | None]:
     }
 
 
-def _layer_json(layer: LayerRecord) -> dict[str, Any]:
+def traffic_json(traffic: TrafficRecord) -> dict[str, int]:
+    """What the courier brought."""
+    return dataclasses.asdict(traffic)
+
+
+def layer_json(layer: LayerRecord) -> dict[str, Any]:
+    """One entry of "layers"."""
     return {
         "name": layer.name,
         "bytes": layer.size_bytes,
@@ -79,14 +87,24 @@ def _layer_json(layer: LayerRecord) -> dict[str, Any]:
     }
 
 
-def _by_placement(layers: Iterable[LayerRecord], value: Any) -> dict[str, int]:
-    sums = {placement.value: 0 for placement in Placement}
+def asked_json(asked: AskedBudget | None) -> dict[str, Any] | None:
+    """What the user asked for, or None where nobody said."""
+    return (
+        None
+        if asked is None
+        else {**dataclasses.asdict(asked.budget), "by": asked.by.value, "waits": asked.waits}
+    )
+
+
+def counts_by_placement(layers: Iterable[LayerRecord]) -> dict[str, int]:
+    """How many layers rest where."""
+    counts = {placement.value: 0 for placement in Placement}
     for layer in layers:
-        sums[layer.placement.value] += value(layer)
-    return sums
+        counts[layer.placement.value] += 1
+    return counts
 
 
-def _bytes_by_placement(layers: Iterable[LayerRecord]) -> dict[str, int]:
+def bytes_by_placement(layers: Iterable[LayerRecord]) -> dict[str, int]:
     """Bytes by where they rest: of a layer that streams in part, the other part is resident; of a
     mapped layer that is locked in part, that part is pinned."""
     sums = {placement.value: 0 for placement in Placement}
@@ -159,8 +177,8 @@ def _device_text(device: DeviceRecord) -> str:
 
 
 def _placed_text(layers: Sequence[LayerRecord]) -> str:
-    counts = _by_placement(layers, lambda layer: 1)
-    sizes = _bytes_by_placement(layers)
+    counts = counts_by_placement(layers)
+    sizes = bytes_by_placement(layers)
     parts = [
         f"{count} {placement} ({size_text(sizes[placement])})"
         for placement, count in counts.items()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ...offload_core.host import host_limits
+from ...offload_core.plan import Plan
 from ...offload_core.run import BASE_NAME, LayerEngine, SharedBudget
 from ...offload_core.values import (
     Budget,
@@ -17,6 +19,7 @@ from ...offload_core.values import (
     EngineState,
     Switches,
 )
+from ..service import AskedBy
 from .private_weights import PrivateWeights
 
 ATTRIBUTE = "courier"
@@ -60,6 +63,9 @@ class Attachment:
     """In the status, and in orders."""
     before_use: Callable[[str], None] | None = None
     """Asked before anything is loaded; wakes the model, or refuses."""
+    asked_by: AskedBy = AskedBy.NODE
+    loaded_for: Budget | None = None
+    """The user's budget at the last load; another one than ``budget`` waits for the next."""
     activation_bytes: int = 0
     measured_activations: dict[tuple[int, ...], int] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
@@ -91,6 +97,34 @@ class Attachment:
             activation_bytes = self.activations_within(budget.device_bytes)
             budget = self.share.take(self.engine, budget, activation_bytes)
         self.engine.load(budget, self.activations_within(budget.device_bytes))
+        self.loaded_for = self.budget
+
+    @property
+    def is_asked_anew(self) -> bool:
+        """Whether the user asked for another budget since the last load. Any thread."""
+        return self.loaded_for is not None and self.loaded_for != self.budget
+
+    def preview(self, budget: Budget, room_bytes: int | None) -> Plan:
+        """The plan that a load under the user's ``budget`` would settle into, once the run has been
+        measured. Changes nothing; any thread.
+
+        Args:
+            room_bytes: what the device has for this model where no figure bounds it; None if that
+                is not known.
+        Raises: BudgetError naming the smallest that works.
+        """
+        trial = dataclasses.replace(self, budget=budget)
+        shared = None if self.share is None else self.share.budget
+        device = [trial._device_limit(), room_bytes if budget.device_bytes is None else None]
+        host = [trial.host_bytes()]
+        if shared is not None:
+            device.append(shared.device_bytes)
+            host.append(shared.host_bytes)
+        limit = _smallest_of(device)
+        need = self.measured_activations.get(self.shape) if self.shape is not None else None
+        if need is None:
+            need = trial._guess_within(limit)
+        return self.engine.plan(Budget(limit, _smallest_of(host)), need)
 
     def ask_before_use(self) -> None:
         """Raises: AsleepError if the model sleeps, and is not to be woken by its use."""
@@ -159,8 +193,7 @@ class Attachment:
             self.activation_bytes = self.measured_activations.get(shape, guess)
 
     def _device_limit(self) -> int | None:
-        figures = (self.budget.device_bytes, self.switches.pretend_device_bytes)
-        return min((figure for figure in figures if figure is not None), default=None)
+        return _smallest_of((self.budget.device_bytes, self.switches.pretend_device_bytes))
 
     def _smallest(self, activation_bytes: int | None = None) -> int:
         if activation_bytes is None:
@@ -170,6 +203,11 @@ class Attachment:
         except DeviceBudgetError as error:
             return error.smallest_bytes
         return 0
+
+
+def _smallest_of(limits: Iterable[int | None]) -> int | None:
+    """None is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def automatic_host_bytes(switches: Switches, held_bytes: int = 0, unseen_bytes: int = 0) -> int:

@@ -6,14 +6,13 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import folder_paths
 
 from ..control import BusyError, ControlError, OnUse, SleepOrder
 from ..idle import IdleClock, IdleSettings, settings_from
 from .host import prompt_queue
-from .orders import get_orders, note_prompt
+from .orders import get_orders
 
 _LOG = logging.getLogger("courier")
 _TICK_SECONDS = 5.0
@@ -23,15 +22,9 @@ _starting = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def on_prompt(json_data: Any) -> Any:
-    """ComfyUI's call for each prompt that arrives. The watch begins with the first: before that
-    there is nothing to put to sleep."""
-    start_watch()
-    return note_prompt(json_data)
-
-
 def start_watch() -> None:
-    """Begin to watch, once in a process."""
+    """Begin to watch, once in a process: with the first prompt, before which there is nothing to
+    put to sleep."""
     global _thread
     with _starting:
         if _thread is None and prompt_queue() is not None:

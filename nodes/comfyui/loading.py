@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ...offload_core.device import backend_for
 from ...offload_core.host import FileIdentity, resolve_shards
 from ...offload_core.run import attach
 from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
-from ..service import get_service
+from ..service import AskedBudget, AskedBy, get_service
 from .attachment import ATTRIBUTE, Attachment, automatic_host_bytes
 from .building import BuiltModel, build_diffusion_model, open_checkpoint
 from .orders import before_use, remember
@@ -53,9 +55,13 @@ def file_fingerprint(name: str) -> str:
     return " ".join(_identity_text(file) for file in files)
 
 
-def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> CourierPatcher:
+def load_diffusion_model(
+    name: str, weight_dtype: str, budget: Budget, asked_by: AskedBy = AskedBy.NODE
+) -> CourierPatcher:
     """The diffusion model ``name`` with its weights left in the file; nothing is on the device yet.
 
+    Args:
+        asked_by: who chose the budget, for the status.
     Raises: CheckpointError, naming the file, with nothing left behind.
     """
     path = _path_of(name)
@@ -69,6 +75,7 @@ def load_diffusion_model(name: str, weight_dtype: str, budget: Budget) -> Courie
         fp8_optimizations=weight_dtype.endswith("_fast"),
     )
     patcher = wrap(built, path, budget)
+    patcher.attachment.asked_by = asked_by
     patcher.attachment.source = (offered_name(name) or name, weight_dtype)
     return patcher
 
@@ -103,10 +110,25 @@ def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
     add_run_wrappers(patcher)
-    attachment.model_id = get_service().register(engine, path.stem, path.name, backend)
+    attachment.model_id = get_service().register(
+        engine, path.stem, path.name, backend, asked_of(attachment)
+    )
     attachment.before_use = before_use
     remember(patcher, attachment)
     return patcher
+
+
+def asked_of(attachment: Attachment) -> Callable[[], AskedBudget | None]:
+    """The budget asked for, for as long as the model lives."""
+    reference = weakref.ref(attachment)
+
+    def asked() -> AskedBudget | None:
+        found = reference()
+        if found is None:
+            return None
+        return AskedBudget(found.budget, found.asked_by, found.is_asked_anew)
+
+    return asked
 
 
 def host_limit_bytes(budget: Budget) -> int:

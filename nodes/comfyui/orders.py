@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from ..control import OnUse
 from ..service import get_service
 from ..sleep_service import SleepService, busy_error
 from .attachment import Attachment, attachment_of
-from .host import device_memory
+from .host import device_memory, device_room_bytes, prompt_queue
 from .sleeping import CoreModels, PromptRunsError, is_listed, nothing_runs, patcher_of
 
 
@@ -57,22 +57,44 @@ class CourierSleeper(EngineSleeper):
         engine, found = self.engine, self._found()
         if not was_asleep or engine is None or found is None or not engine.device_bytes:
             return
+        attachment = found.attachment()
+        if attachment is not None:
+            attachment.loaded_for = attachment.budget
         patcher = found.patcher()
         if patcher is not None and not is_listed(patcher.model):
             with torch.inference_mode():
                 comfy.model_management.load_models_gpu([patcher])
 
     def budget_to_wake_in(self, engine: LayerEngine) -> Budget | None:
-        """Of a budget that several models share: what the others leave, once they made room."""
+        """Of a budget that several models share: what the others leave, once they made room. And
+        the budget that somebody asked for while it slept."""
         found = self._found()
         attachment = found.attachment() if found is not None else None
-        if attachment is None or attachment.share is None or engine.slept_with is None:
+        if attachment is None or engine.slept_with is None:
             return None
-        return attachment.share.take(engine, *engine.slept_with)
+        wanted, activation_bytes = engine.slept_with
+        patcher = found.patcher() if found is not None else None
+        if attachment.is_asked_anew and patcher is not None:
+            has_figure = attachment.budget.device_bytes is not None
+            room = device_room_bytes(patcher.load_device, engine.device_bytes, has_figure)
+            wanted = attachment.budget_within(room, room)
+        if attachment.share is not None:
+            return attachment.share.take(engine, wanted, activation_bytes)
+        return wanted if wanted is not engine.slept_with[0] else None
 
     def _found(self) -> _Belongings | None:
         engine = self.engine
         return None if engine is None else _belongings.get(engine)
+
+
+@contextmanager
+def at_rest(wait: bool, check: Callable[[], None]) -> Iterator[None]:
+    """While it is entered no prompt begins. Raises: BusyError, and what ``check`` does."""
+    try:
+        with nothing_runs(wait, check):
+            yield
+    except PromptRunsError:
+        raise busy_error() from None
 
 
 class ComfyHost:
@@ -89,14 +111,14 @@ class ComfyHost:
         ]
         return [*ours, *self.core.sleepers()]
 
-    @contextmanager
-    def nothing_runs(self, wait: bool) -> Iterator[None]:
-        """Raises: BusyError."""
-        try:
-            with nothing_runs(wait):
-                yield
-        except PromptRunsError:
-            raise busy_error() from None
+    def nothing_runs(self, wait: bool, check: Callable[[], None]) -> AbstractContextManager[None]:
+        """See ``at_rest``."""
+        return at_rest(wait, check)
+
+    def is_busy(self) -> bool:
+        """By the queue, without its lock: the answer may be a moment old."""
+        queue = prompt_queue()
+        return queue is not None and bool(queue.currently_running or queue.queue)
 
     def measure(self) -> MachineRecord:
         """The driver's figures of the device, where it is not the CPU, and the kernel's of us."""
@@ -154,6 +176,11 @@ def note_prompt(json_data: Any) -> Any:
     nodes = list(prompt.values()) if isinstance(prompt, dict) else []
     _refusal.set(_refusal_of([(_kind_of(node), _inputs_of(node)) for node in nodes]))
     return json_data
+
+
+def rest_of(engine: LayerEngine, model_id: str, name: str) -> str:
+    """Where one of ours stands between awake and asleep. Any thread, without waiting."""
+    return get_orders().controller.state_of(EngineSleeper(engine, model_id, name, "")).value
 
 
 def refusal_of_prompt() -> str | None:
@@ -235,6 +262,12 @@ def show_progress(done: int, total: int, name: str) -> None:
 def remember(patcher: Any, attachment: Attachment) -> None:
     """What an order to the model's engine has to tidy."""
     _belongings[attachment.engine] = _Belongings(weakref.ref(attachment), weakref.ref(patcher))
+
+
+def belongings_of(engine: LayerEngine) -> tuple[Attachment | None, Any]:
+    """The attachment and a patcher of an engine of ours; None for what is gone."""
+    found = _belongings.get(engine)
+    return (None, None) if found is None else (found.attachment(), found.patcher())
 
 
 def id_of(value: Any) -> str | None:

@@ -247,7 +247,7 @@ class PromptRunsError(Exception):
 
 
 @contextmanager
-def nothing_runs(wait: bool) -> Iterator[None]:
+def nothing_runs(wait: bool, check: Callable[[], None] = lambda: None) -> Iterator[None]:
     """While this is entered no prompt begins: check and act under the queue's own lock.
 
     That no prompt is running is not enough. Between two prompts, and for ``/free``, the thread that
@@ -256,6 +256,7 @@ def nothing_runs(wait: bool) -> Iterator[None]:
 
     Args:
         wait: until the queue is empty; otherwise PromptRunsError while there is a prompt.
+        check: called while this waits; what it raises ends the wait.
     Threads: any but the one that runs prompts.
     """
     queue = prompt_queue()
@@ -273,6 +274,7 @@ def nothing_runs(wait: bool) -> Iterator[None]:
         patience = _PATIENCE_SECONDS if wait else 0.0 if has_prompts else _TIDYING_SECONDS
         if time.monotonic() - started >= patience:
             raise PromptRunsError
+        check()
         time.sleep(_POLL_SECONDS)
 
 
@@ -288,6 +290,11 @@ def _is_at_rest(queue: Any) -> bool:
 def is_listed(inner: Any) -> bool:
     """Whether the core counts a model among those that it loaded."""
     return any(_inner_of(one) is inner for one in _entries())
+
+
+def listed_patcher(inner: Any) -> Any:
+    """The clone with which the core has loaded a model; None if it has not."""
+    return next((one.model for one in _entries() if _inner_of(one) is inner), None)
 
 
 def _inner_of(one: Any) -> Any:

@@ -85,6 +85,8 @@ class PlanRequest:
 class LayerPlan:
     """Where one layer will rest and why. ``streamed`` is empty exactly for a resident layer.
 
+    ``resident_bytes`` is what the device takes for what stays, ``resident_weight_bytes`` how many
+    bytes of the layer's weights those are.
     ``lock_bytes`` of the file pages of what streams are to be locked, from their beginning; None
     if nothing of it is, not even copies, whose locks cost no budget.
     """
@@ -94,6 +96,7 @@ class LayerPlan:
     streamed: Window
     resident_bytes: int
     lock_bytes: int | None = None
+    resident_weight_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,10 @@ def _layer_plan(
     sizes = layer.device_sizes
     resident_bytes = sum(sizes) - sum(sizes[window.first : window.last])
     placement, reason = _hosting(request, layer, window, lock_bytes)
-    return LayerPlan(placement, reason, window, resident_bytes, lock_bytes)
+    weight_bytes = sum(
+        extent.size_bytes for index, extent in enumerate(layer.extents) if index not in window
+    )
+    return LayerPlan(placement, reason, window, resident_bytes, lock_bytes, weight_bytes)
 
 
 def _hosting(

@@ -84,12 +84,16 @@ class FakeControl:
 
     last_order: dict[str, Any] | None = None
 
-    def __init__(self, unknown_model_error: type[Exception]) -> None:
+    def __init__(self, unknown_model_error: type[Exception], under_way: Any) -> None:
+        self.under_way = under_way
         self.orders: list[Any] = []
         self.fail_with: BaseException | None = None
         self.ok = True
         self.sleeping: list[str] = []
         self._unknown_model_error = unknown_model_error
+
+    def is_busy(self) -> bool:
+        return False
 
     def models(self) -> list[dict[str, Any]]:
         return [self._model("wan-1"), self._model("sd3-2")]
@@ -123,9 +127,44 @@ class FakeControl:
         return {"ok": self.ok, "action": action, "message": message, "seconds": 0.1, "models": []}
 
 
+class FakeBudgets:
+    """Keeps the budgets it was asked about; ``fail_with`` is raised instead."""
+
+    def __init__(self, unknown_model_error: type[Exception]) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.fail_with: BaseException | None = None
+        self._unknown_model_error = unknown_model_error
+
+    def plan(self, order: Any) -> dict[str, Any]:
+        return self._answer("plan", order)
+
+    def set_budget(self, order: Any) -> dict[str, Any]:
+        return {**self._answer("budget", order), "applied": "now"}
+
+    def _answer(self, name: str, order: Any) -> dict[str, Any]:
+        if self.fail_with is not None:
+            raise self.fail_with
+        if order.model != "wan-1":
+            raise self._unknown_model_error("no model has this id")
+        self.asked.append((name, order))
+        figures = {"device_bytes": None, "host_bytes": None}
+        return {
+            "model": order.model, "fits": True, "message": "it fits", "asked": figures,
+            "smallest": figures, "planned": {}, "counts": {}, "bytes": {}, "changes": 0,
+            "layers": [],
+        }  # fmt: skip
+
+
+@pytest.fixture
+def budgets(pack: Pack) -> FakeBudgets:
+    return FakeBudgets(pack.module("nodes.control").UnknownModelError)
+
+
 @pytest.fixture
 def control(pack: Pack) -> FakeControl:
-    return FakeControl(pack.module("nodes.control").UnknownModelError)
+    return FakeControl(
+        pack.module("nodes.control").UnknownModelError, pack.module("nodes.under_way").OrderList()
+    )
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 MODELS = "/courier/v1/models"
 SLEEP = "/courier/v1/sleep"
 WAKE = "/courier/v1/wake"
+CANCEL = "/courier/v1/cancel"
 RELEASE = "/release_memory_occupation"
 RESUME = "/resume_memory_occupation"
 DOCUMENT = "/courier/v1/openapi.json"
@@ -695,6 +696,41 @@ def test_orders_complete_and_keep_their_room_although_the_client_is_gone(
     assert door.control.sleeping == ["sd3-2", "wan-1"]
 
 
+def test_cancel_comes_through_where_all_other_orders_wait(
+    door: Door, words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many orders as there may be, each until it is cancelled."""
+    listed = door.control.under_way
+    begun = threading.Semaphore(0)
+
+    def wait(order: Any) -> dict[str, Any]:
+        with listed.entered("sleep") as entry:
+            begun.release()
+            while True:
+                entry.check()
+
+    monkeypatch.setattr(door.control, "sleep", wait)
+
+    async def conversation(client: TestClient[Any, Any]) -> list[Reply]:
+        tasks = [asyncio.create_task(request(client, SLEEP, b"{}", JSON, "POST")) for _ in range(3)]
+        for _ in tasks:
+            await asyncio.to_thread(begun.acquire)
+        assert (await request(client, SLEEP, b"{}", JSON, "POST")).code == "busy"
+        orders = (await request(client, MODELS, b"", {}, "GET")).json["orders"]
+        assert [order["action"] for order in orders] == ["sleep"] * 3
+        cancelled = await request(client, CANCEL, b"{}", JSON, "POST")
+        assert (cancelled.status, cancelled.json["cancelled"]) == (200, 3)
+        return [await task for task in tasks]
+
+    replies = door.talk(conversation)
+    assert [(reply.status, reply.code) for reply in replies] == [(409, "cancelled")] * 3
+    assert door.ask(CANCEL).json == {
+        "cancelled": 0,
+        "message": "No order waits or is being carried out.",
+    }
+    assert door.ask(CANCEL, {"order": 1}).code == "unknown_field"
+
+
 # --- registration
 
 
@@ -709,10 +745,14 @@ def test_second_copy_of_the_pack_adds_nothing(
         "/courier/v1/status",
         MODELS,
         DOCUMENT,
-        *ORDERS,
+        SLEEP,
+        WAKE,
+        CANCEL,
+        RELEASE,
+        RESUME,
     ]
     assert other_pack.module("nodes.routes").register_routes(table, service, control) is False
-    assert len(table) == 7
+    assert len(table) == 8
     (record,) = caplog.records
     assert "is the pack installed twice?" in record.getMessage()
 
@@ -741,7 +781,7 @@ def test_name_that_is_not_ours_alone_is_left_to_who_has_it(
         return web.Response(text="mine")
 
     assert pack.module("nodes.routes").register_routes(table, service, control) is True
-    assert len(table) == 7
+    assert len(table) == 8
     assert f"{RELEASE} is left to {__file__}" in caplog.text
 
 
@@ -751,4 +791,4 @@ def test_control_that_comes_later_is_added(pack: Any, service: Any, control: Any
     assert register(table, service) is True
     assert [route.path for route in table] == ["/courier/v1/status"]
     assert register(table, service, control) is True
-    assert len(table) == 7
+    assert len(table) == 8

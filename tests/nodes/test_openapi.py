@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,11 +58,12 @@ def serving(app: web.Application) -> Iterator[str]:
         thread.join()
 
 
-def make_app(pack: Any, service: Any, control: Any) -> web.Application:
+def make_app(pack: Any, service: Any, control: Any, budgets: Any) -> web.Application:
     guards = pack.module("nodes.guards")
     made = guards.Guards({}, rate=guards.RateLimit(burst=10**9))
     app = web.Application()
-    assert pack.module("nodes.routes").register_routes(app.router, service, control, made) is True
+    register = pack.module("nodes.routes").register_routes
+    assert register(app.router, service, control, made, budgets) is True
     return app
 
 
@@ -81,6 +84,8 @@ def test_every_route_is_in_the_document_with_all_its_codes(document: Any, table:
     assert codes["/courier/v1/sleep"] == codes["/courier/v1/wake"] == orders
     assert codes["/release_memory_occupation"] == orders
     assert codes["/resume_memory_occupation"] == orders
+    assert codes["/courier/v1/cancel"] == codes["/courier/v1/budget"] == orders
+    assert codes["/courier/v1/plan"] == orders - {"503"}
     assert codes["/courier/v1/models"] == {"200", "405", "500"}
 
 
@@ -98,6 +103,17 @@ def test_fields_and_defaults_are_those_of_the_orders(document: Any) -> None:
     assert properties["level"]["enum"] == [1, 2]
     assert properties["when"]["enum"] == ["now", "idle"]
     assert properties["on_use"]["enum"] == ["refuse", "wake"]
+
+
+def test_the_document_has_those_routes_that_there_are(
+    pack: Any, service: Any, control: Any
+) -> None:
+    """Without budgets nobody answers there, so nobody is told so."""
+    app = make_app(pack, service, control, None)
+    paths = {resource.canonical for resource in app.router.resources()}
+    with serving(app) as address, urllib.request.urlopen(address + DOCUMENT) as answer:
+        assert set(json.load(answer)["paths"]) == paths
+    assert "/courier/v1/plan" not in paths
 
 
 def test_examples_fit_their_schemas(document: Any) -> None:
@@ -120,11 +136,11 @@ def test_examples_fit_their_schemas(document: Any) -> None:
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_fuzzer_finds_no_answer_beside_the_document(
-    pack: Any, service: Any, control: Any, mode: GenerationMode
+    pack: Any, service: Any, control: Any, budgets: Any, mode: GenerationMode
 ) -> None:
     """Bodies that fit the document and bodies that do not: each answer is one that it names."""
     tried: dict[str, set[int]] = {}
-    with serving(make_app(pack, service, control)) as address:
+    with serving(make_app(pack, service, control, budgets)) as address:
         schema = schemathesis.openapi.from_url(address + DOCUMENT)
         for found in schema.get_all_operations():
             operation = found.ok()
@@ -137,8 +153,11 @@ def test_fuzzer_finds_no_answer_beside_the_document(
         assert tried["POST /courier/v1/sleep"] <= {200, 404}
         assert tried["POST /courier/v1/sleep"] >= {200}
         assert tried["GET /courier/v1/status"] == {200}
+        assert tried["POST /courier/v1/plan"] == tried["POST /courier/v1/budget"] == {200, 404}
+        assert tried["POST /courier/v1/cancel"] == {200}
     else:
-        assert 400 in tried["POST /courier/v1/sleep"]
+        for name in ("sleep", "wake", "cancel", "plan", "budget"):
+            assert 400 in tried[f"POST /courier/v1/{name}"]
 
 
 def fuzz(operation: Any, mode: GenerationMode, statuses: set[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,16 +46,22 @@ class Host:
     beds: list[Bed] = field(default_factory=list)
     runs: bool = False
     entered: list[bool] = field(default_factory=list)
+    while_waiting: Callable[[], Any] = lambda: None
 
     def sleepers(self) -> list[Bed]:
         return self.beds
 
     @contextmanager
-    def nothing_runs(self, wait: bool) -> Iterator[None]:
+    def nothing_runs(self, wait: bool, check: Any) -> Iterator[None]:
         self.entered.append(wait)
         if self.runs and not wait:
             raise self.module.busy_error()
+        self.while_waiting()
+        check()
         yield
+
+    def is_busy(self) -> bool:
+        return self.runs
 
     def measure(self) -> Any:
         return self.module.MachineRecord(anon_bytes=5)
@@ -168,3 +174,44 @@ def test_only_what_people_ask_for_counts_as_activity(orders: Any, control: Any) 
     orders.wake(control.WakeOrder())
     orders.sleep(control.SleepOrder())
     assert orders.orders_given == 2
+
+
+def test_an_order_that_waits_is_listed_and_can_be_cancelled(
+    orders: Any, control: Any, host: Host
+) -> None:
+    seen: list[Any] = []
+
+    def cancel() -> None:
+        seen.extend(orders.under_way.listed())
+        seen.append(orders.under_way.cancel())
+
+    host.while_waiting = cancel
+    with pytest.raises(control.CancelledError, match="the order was cancelled"):
+        orders.sleep(control.SleepOrder(when=control.When.IDLE))
+    assert not any(bed.is_asleep for bed in host.beds)
+    assert seen == [
+        {
+            "action": "sleep", "waits": True, "done": 0, "total": 0, "name": "", "cancelled": False
+        },
+        {"cancelled": 1, "message": "1 order is told to stop."},
+    ]  # fmt: skip
+    assert orders.under_way.listed() == []
+    assert orders.under_way.cancel()["cancelled"] == 0
+
+
+def test_an_order_that_is_cancelled_half_way_is_undone(
+    orders: Any, control: Any, host: Host
+) -> None:
+    listed: list[Any] = []
+    fall_asleep = host.beds[0].fall_asleep
+
+    def cancel_then_sleep(level: int) -> None:
+        orders.under_way.cancel()
+        listed.extend(orders.under_way.listed())
+        fall_asleep(level)
+
+    host.beds[0].fall_asleep = cancel_then_sleep  # type: ignore[method-assign]
+    with pytest.raises(control.CancelledError):
+        orders.sleep(control.SleepOrder())
+    assert [bed.is_asleep for bed in host.beds] == [False, False]
+    assert [(o["done"], o["total"], o["waits"]) for o in listed] == [(0, 2, False)]

@@ -80,7 +80,8 @@ def _model(service: Any, values: Any, layers: list[Any], more: dict[str, Any]) -
         notes=("a note of the model",),
     )
     name = more.get("name", "tiny")
-    return service.ModelRecord("tiny-1", name, f"{name}.safetensors", snapshot)
+    asked = service.AskedBudget(values.Budget(5 * MIB, 0), service.AskedBy.ORDER, True)
+    return service.ModelRecord("tiny-1", name, f"{name}.safetensors", snapshot, asked)
 
 
 LAYERS = [
@@ -103,6 +104,13 @@ def test_status_has_exactly_the_agreed_shape(wire: Any, make_record: MakeRecord)
         "file": "tiny.safetensors",
         "state": "loaded",
         "budgets": {"device_bytes": 4 * MIB, "host_bytes": None},
+        "asked": {
+            "device_bytes": 5 * MIB,
+            "host_bytes": 0,
+            "shared": False,
+            "by": "order",
+            "waits": True,
+        },
         "measured": {
             "device_bytes": 3 * MIB,
             "device_peak_bytes": 3 * MIB,

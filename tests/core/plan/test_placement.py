@@ -99,6 +99,7 @@ def test_a_part_of_every_layer_stays_where_not_all_of_it_fits() -> None:
     plan = make_plan(request([pages(1, weights=10)] * 6, 56 * PAGE))
     assert letters(plan) == "PPPPPP"
     assert [planned.resident_bytes for planned in plan.layers] == [9 * PAGE] * 6
+    assert [planned.resident_weight_bytes for planned in plan.layers] == [9 * PAGE] * 6
     assert (plan.slots, plan.slot_bytes, plan.device_bytes) == (2, PAGE, 56 * PAGE)
     assert all(planned.streamed.last - planned.streamed.first == 1 for planned in plan.layers)
 

@@ -1,0 +1,81 @@
+"""Events to the pages and programs that are connected to ComfyUI, from a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import comfy.model_management
+
+from ..events import LEAST_SECONDS, REFUSED_EVENT, STATUS_EVENT, Feed, model_event
+from ..service import get_service
+from .host import server
+from .orders import get_orders, rest_of
+
+_LOG = logging.getLogger("courier")
+
+_starting = threading.Lock()
+_thread: threading.Thread | None = None
+_something_begins = threading.Event()
+
+
+def start_feed() -> None:
+    """Begin to look, once in a process, and look closely for a while: a prompt has arrived."""
+    global _thread
+    with _starting:
+        if _thread is None and server() is not None:
+            # A daemon: it holds nothing, and ComfyUI's end need not wait for it.
+            _thread = threading.Thread(target=_run, name="courier-events", daemon=True)
+            _thread.start()
+    _something_begins.set()
+
+
+def tell_of_refusal(client_id: Any, message: str) -> None:
+    """A prompt of that client is refused because a model sleeps."""
+    instance = server()
+    if instance is not None and isinstance(client_id, str) and client_id in instance.sockets:
+        instance.send_sync(REFUSED_EVENT, {"message": message}, client_id)
+
+
+def _run() -> None:
+    feed, told = Feed(_read, _has_clients, _send), ""
+    while True:
+        seconds = LEAST_SECONDS
+        try:
+            seconds = feed.look(time.monotonic())
+        except Exception as error:
+            # A model caught between two states; the next look may go well, the log has it once.
+            if repr(error) != told:
+                told = repr(error)
+                _LOG.exception("Courier: no event could be made")
+        # Never sooner than that, whatever begins: it is what bounds the number of events.
+        time.sleep(LEAST_SECONDS)
+        _something_begins.wait(max(0.0, seconds - LEAST_SECONDS))
+        _something_begins.clear()
+
+
+def _has_clients() -> bool:
+    return bool(getattr(server(), "sockets", None))
+
+
+def _send(body: dict[str, Any]) -> None:
+    server().send_sync(STATUS_EVENT, body)
+
+
+def _read() -> dict[str, Any]:
+    orders, models = get_orders(), []
+    for model_id, name, engine in get_service().engines():
+        asked = get_service().asked_of(model_id)
+        rest = rest_of(engine, model_id, name)
+        models.append(model_event(model_id, rest, engine.snapshot(), asked))
+    return {
+        "boot_id": get_service().boot_id,
+        "models": models,
+        "orders": orders.under_way.listed(),
+        "orders_done": orders.orders_done,
+        "busy": orders.is_busy(),
+        # Those of the core come and go without a word; who sees another number asks.
+        "loaded": len(comfy.model_management.current_loaded_models),
+    }
