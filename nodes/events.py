@@ -82,8 +82,14 @@ class Feed:
         self._last: dict[str, Any] | None = None
         self._changed_at = 0.0
 
-    def look(self, now_seconds: float) -> float:
-        """Send, or not. Returns: seconds until the next look, at least LEAST_SECONDS."""
+    def look(self, now_seconds: float, begins: bool = False) -> float:
+        """Send, or not. Returns: seconds until the next look, at least LEAST_SECONDS.
+
+        Args:
+            begins: something is about to happen, so that the next looks should be soon.
+        """
+        if begins:
+            self._changed_at = now_seconds
         if not self._has_clients():
             return REST_SECONDS
         body = self._read()

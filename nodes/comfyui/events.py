@@ -40,11 +40,11 @@ def tell_of_refusal(client_id: Any, message: str) -> None:
 
 
 def _run() -> None:
-    feed, told = Feed(_read, _has_clients, _send), ""
+    feed, told, begins = Feed(_read, _has_clients, _send), "", True
     while True:
         seconds = LEAST_SECONDS
         try:
-            seconds = feed.look(time.monotonic())
+            seconds = feed.look(time.monotonic(), begins)
         except Exception as error:
             # A model caught between two states; the next look may go well, the log has it once.
             if repr(error) != told:
@@ -52,7 +52,7 @@ def _run() -> None:
                 _LOG.exception("Courier: no event could be made")
         # Never sooner than that, whatever begins: it is what bounds the number of events.
         time.sleep(LEAST_SECONDS)
-        _something_begins.wait(max(0.0, seconds - LEAST_SECONDS))
+        begins = _something_begins.wait(max(0.0, seconds - LEAST_SECONDS))
         _something_begins.clear()
 
 

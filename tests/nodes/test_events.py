@@ -69,6 +69,8 @@ def test_at_most_five_a_second_and_seldom_at_rest(wire: Wire, events: Any) -> No
     assert 14 <= len(sent_at) <= 16
     assert wire.feed.look(now) == events.LEAST_SECONDS, "it may go on"
     assert wire.feed.look(now + 10.0) == events.REST_SECONDS
+    assert wire.feed.look(now + 11.0, begins=True) == events.LEAST_SECONDS
+    assert wire.feed.look(now + 12.0) == events.LEAST_SECONDS
 
 
 @pytest.mark.parametrize(
