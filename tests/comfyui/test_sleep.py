@@ -18,6 +18,7 @@ from PIL import Image
 
 from devtools.comfyui_client import HttpError, PromptError, PromptResult
 from devtools.comfyui_host import ComfyUIHost
+from devtools.paths import checkout
 from devtools.small_workflows import (
     LOADER,
     SAMPLER,
@@ -198,6 +199,28 @@ def test_with_a_sleep_node_without_links_the_next_run_is_refused_whole_or_wakes(
     assert studio.picture(studio.run(prompt(30, "wake"))) == want
     last = studio.server.client.request(MODELS)["last_order"]
     assert (last["ok"], last["action"]) in {(True, "sleep"), (True, "wake")}
+
+
+def test_the_example_for_14b_runs_with_small_files_and_leaves_the_card(studio: Studio) -> None:
+    name = "courier_wan2.1_t2v_14b_12gib_then_sleep.json"
+    text = (checkout().root / "example_workflows" / name).read_text(encoding="utf-8")
+    files = {
+        "wan2.1_t2v_14B_bf16.safetensors": studio.small_models["wan"].name,
+        "umt5_xxl_fp8_e4m3fn_scaled.safetensors": studio.small_models["clip_l"].name,
+        "wan_2.1_vae.safetensors": studio.small_models["vae"].name,
+    }
+    for given, small in files.items():
+        assert text.count(given) == 1
+        text = text.replace(given, small)
+    prompt = json.loads(text)
+    prompt["4"]["inputs"]["type"] = "sd3"  # of the small text encoder
+    prompt["7"]["inputs"].update(width=64, height=64, length=5)
+    for seed in (1, 2):  # the second wakes what the first put to sleep
+        prompt["8"]["inputs"].update(steps=3, seed=seed)
+        result = studio.run(prompt)
+        assert [entry["type"] for entry in result.images()] == ["output"]
+        assert ("2" in result.cached_nodes()) is (seed == 2)
+        wait_for(studio, "asleep")
 
 
 def test_several_sleep_nodes_in_one_run_are_one_sleep(studio: Studio) -> None:
