@@ -34,6 +34,11 @@ _ACTIVITIES = {
     LayerState.IN_USE: "u",
     LayerState.RELEASING: "g",
 }
+CLIENT_HEADER = "Courier-Client"
+"""With it, whoever reads the status or the list of models asks for events: the id of its websocket.
+Others are not told, since not every program takes messages that it does not know."""
+MOST_LISTENERS = 64
+_ID_LIMIT = 200
 _RESTS = frozenset({EngineState.UNLOADED, EngineState.LOADED, EngineState.ASLEEP})
 
 
@@ -61,6 +66,30 @@ def _mark(snapshot: EngineSnapshot, asked: AskedBudget | None) -> int:
         for layer in snapshot.layers
     ]
     return zlib.crc32(repr((snapshot.budget, asked, snapshot.notes, layers)).encode())
+
+
+class Listeners:
+    """The clients that asked for events, the last MOST_LISTENERS of them.
+
+    Threads: any. A dict of Python's own: to put into it, to take out and to copy is one step each.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}
+
+    def add(self, client_id: str) -> None:
+        """That client listens from now on."""
+        if not 1 <= len(client_id) <= _ID_LIMIT:
+            return
+        self._ids.pop(client_id, None)
+        self._ids[client_id] = None
+        for oldest in list(self._ids)[:-MOST_LISTENERS]:
+            self._ids.pop(oldest, None)
+
+    def among(self, connected: Iterable[str]) -> list[str]:
+        """Those that are connected."""
+        known = set(connected)
+        return [client_id for client_id in list(self._ids) if client_id in known]
 
 
 class Feed:

@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import budget_nodes, loader_nodes, sleep_nodes, status_nodes
 from .comfyui.budgets import get_budgets
+from .comfyui.events import listen
 from .comfyui.host import announce_prompts, device_memory, server_routes
 from .comfyui.orders import get_orders
 from .comfyui.prompts import on_prompt
@@ -38,7 +39,7 @@ def make_extension() -> CourierExtension:
     service.use_device_probe(device_memory)
     routes = server_routes()
     if routes is not None and not register_routes(
-        routes, service, get_orders(), budgets=get_budgets()
+        routes, service, get_orders(), budgets=get_budgets(), listen=listen
     ):
         # Another copy of the pack answers: nodes of ours would fill a status nobody sees.
         return CourierExtension([])

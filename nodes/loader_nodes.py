@@ -6,6 +6,7 @@ from comfy_api.latest import io
 
 from ..offload_core.values import Budget, ConfigError
 from .budget_nodes import BudgetType, CourierBudget
+from .comfyui.host import settings_text
 from .comfyui.loading import (
     WEIGHT_DTYPES,
     diffusion_model_names,
@@ -14,6 +15,8 @@ from .comfyui.loading import (
     offered_name,
 )
 from .comfyui.orders import refusal_of_prompt
+from .default_budget import default_budget
+from .service import AskedBy
 
 
 class CourierLoadDiffusionModel(io.ComfyNode):
@@ -44,7 +47,8 @@ class CourierLoadDiffusionModel(io.ComfyNode):
                 BudgetType.Input(
                     "budget",
                     optional=True,
-                    tooltip="From Courier Budget. Without one, everything is automatic.",
+                    tooltip="From Courier Budget. Without one, the default of ComfyUI's settings "
+                    "counts, and that is automatic as long as you set none.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="For LoRA loaders, samplers and Courier Status.")],
@@ -84,8 +88,11 @@ class CourierLoadDiffusionModel(io.ComfyNode):
             raise ConfigError(
                 f"budget is {type(budget).__name__}; connect a Courier Budget node or leave it open"
             )
-        chosen = budget.budget if budget is not None else Budget()
-        return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, chosen))
+        if budget is not None:
+            return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, budget.budget))
+        chosen = default_budget(settings_text())
+        by = AskedBy.NODE if chosen == Budget() else AskedBy.SETTINGS
+        return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, chosen, by))
 
 
 NODES: list[type[io.ComfyNode]] = [CourierLoadDiffusionModel]

@@ -14,6 +14,7 @@ from aiohttp import web
 from .answers import error_answer, json_answer, method_answer
 from .control import BudgetControl, ModelControl
 from .control_routes import OrderRoute, budget_routes, order_routes
+from .events import CLIENT_HEADER
 from .guards import Guards
 from .openapi import document
 from .route_table import MODELS, OPENAPI, PREFIX, ROUTES, STATUS, RouteSpec
@@ -31,16 +32,27 @@ class ReadRoute:
     Threads: the server's event loop.
     """
 
-    def __init__(self, spec: RouteSpec, read: Callable[[], Any]) -> None:
-        """``read`` gives the body, ready for JSON; it may block."""
+    def __init__(
+        self,
+        spec: RouteSpec,
+        read: Callable[[], Any],
+        listen: Callable[[str], None] = lambda client_id: None,
+    ) -> None:
+        """
+        Args:
+            read: gives the body, ready for JSON; it may block.
+            listen: called with the id of a client that asks for events.
+        """
         self.spec = spec
         self._read = read
+        self._listen = listen
 
     async def handle(self, request: web.Request) -> web.Response:
         """GET: what there is. Any other method: 405, with a sentence."""
         what, name = self.spec.what, self.spec.name
         if request.method not in self.spec.methods:
             return method_answer(request.method, self.spec.methods, f"{what} is read with GET")
+        self._listen(request.headers.get(CLIENT_HEADER, ""))
         try:
             # Reading the limits of the host and the driver's memory may block.
             body = await asyncio.to_thread(self._body)
@@ -62,6 +74,7 @@ def register_routes(
     control: ModelControl | None = None,
     guards: Guards | None = None,
     budgets: BudgetControl | None = None,
+    listen: Callable[[str], None] = lambda client_id: None,
 ) -> bool:
     """Add our routes to ``routes``, unless they are there.
 
@@ -74,9 +87,10 @@ def register_routes(
         control: without one, only the status is registered.
         guards: who may change a state; by default as the environment says.
         budgets: without them, no route asks for a plan or sets a budget.
+        listen: called with the id of a client that asks for events.
     Returns: whether this copy of the pack answers.
     """
-    ours = _routes(service, control, guards or Guards(os.environ), budgets)
+    ours = _routes(service, control, guards or Guards(os.environ), budgets, listen)
     taken = {route.spec.path: _taken_by(routes, route.spec.path) for route in ours}
     strangers = {path: who for path, who in taken.items() if who not in (None, _US)}
     for path, stranger in strangers.items():
@@ -106,12 +120,15 @@ def _routes(
     control: ModelControl | None,
     guards: Guards,
     budgets: BudgetControl | None,
+    listen: Callable[[str], None],
 ) -> list[ReadRoute | OrderRoute]:
     """What this copy answers, in the order of the table: the status is the first one looked for."""
-    made: list[ReadRoute | OrderRoute] = [ReadRoute(STATUS, lambda: status_json(service.status()))]
+    made: list[ReadRoute | OrderRoute] = [
+        ReadRoute(STATUS, lambda: status_json(service.status()), listen)
+    ]
     if control is not None:
         made += [
-            ReadRoute(MODELS, lambda: models_json(control)),
+            ReadRoute(MODELS, lambda: models_json(control), listen),
             ReadRoute(OPENAPI, lambda: document(VERSION, _in_order(made))),
             *order_routes(control, guards),
         ]

@@ -9,7 +9,14 @@ from typing import Any
 
 import comfy.model_management
 
-from ..events import LEAST_SECONDS, REFUSED_EVENT, STATUS_EVENT, Feed, model_event
+from ..events import (
+    LEAST_SECONDS,
+    REFUSED_EVENT,
+    STATUS_EVENT,
+    Feed,
+    Listeners,
+    model_event,
+)
 from ..service import get_service
 from .host import server
 from .orders import get_orders, rest_of
@@ -19,6 +26,12 @@ _LOG = logging.getLogger("courier")
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 _something_begins = threading.Event()
+_listeners = Listeners()
+
+
+def listen(client_id: str) -> None:
+    """That websocket gets events from now on."""
+    _listeners.add(client_id)
 
 
 def start_feed() -> None:
@@ -34,9 +47,8 @@ def start_feed() -> None:
 
 def tell_of_refusal(client_id: Any, message: str) -> None:
     """A prompt of that client is refused because a model sleeps."""
-    instance = server()
-    if instance is not None and isinstance(client_id, str) and client_id in instance.sockets:
-        instance.send_sync(REFUSED_EVENT, {"message": message}, client_id)
+    if client_id in _connected():
+        server().send_sync(REFUSED_EVENT, {"message": message}, client_id)
 
 
 def _run() -> None:
@@ -56,12 +68,17 @@ def _run() -> None:
         _something_begins.clear()
 
 
+def _connected() -> list[str]:
+    return _listeners.among(list(getattr(server(), "sockets", ())))
+
+
 def _has_clients() -> bool:
-    return bool(getattr(server(), "sockets", None))
+    return bool(_connected())
 
 
 def _send(body: dict[str, Any]) -> None:
-    server().send_sync(STATUS_EVENT, body)
+    for client_id in _connected():
+        server().send_sync(STATUS_EVENT, body, client_id)
 
 
 def _read() -> dict[str, Any]:

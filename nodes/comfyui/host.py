@@ -1,18 +1,22 @@
-"""What the running ComfyUI offers: its server's routes, its device."""
+"""What the running ComfyUI offers: its server's routes, its settings, its device."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import comfy.cli_args
 import comfy.model_management
+import folder_paths
 import torch
 from aiohttp import web
 
 from ...offload_core.device import DeviceBackend, DeviceMemory, backend_for
+
+_SETTINGS_FILE = "comfy.settings.json"
 
 
 def server() -> Any:
@@ -40,6 +44,15 @@ def announce_prompts(handler: Callable[[Any], Any]) -> None:
     instance = server()
     if instance is not None and handler not in instance.on_prompt_handlers:
         instance.add_on_prompt_handler(handler)
+
+
+def settings_text() -> str:
+    """ComfyUI's own file of settings, as its settings dialog writes it; "" where there is none."""
+    file = Path(folder_paths.get_user_directory()) / "default" / _SETTINGS_FILE
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def device_memory() -> DeviceMemory:

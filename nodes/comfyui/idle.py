@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
-
-import folder_paths
 
 from ..control import BusyError, ControlError, OnUse, SleepOrder
 from ..idle import IdleClock, IdleSettings, settings_from
-from .host import prompt_queue
+from .host import prompt_queue, settings_text
 from .orders import get_orders
 
 _LOG = logging.getLogger("courier")
 _TICK_SECONDS = 5.0
-_SETTINGS_FILE = "comfy.settings.json"
 
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
@@ -35,11 +31,7 @@ def start_watch() -> None:
 
 def read_settings() -> IdleSettings:
     """As the user chose them in ComfyUI's settings dialog."""
-    file = Path(folder_paths.get_user_directory()) / "default" / _SETTINGS_FILE
-    try:
-        return settings_from(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return IdleSettings()
+    return settings_from(settings_text())
 
 
 def _watch() -> None:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from devtools.comfyui_host import ComfyUIHost
 from devtools.comfyui_install import ComfyUIProgram, choose_program, ensure_base
+from devtools.page import chromium
 from devtools.paths import PACK_NAME, Paths, checkout
 from devtools.small_models import write_all
 
@@ -125,6 +127,13 @@ def server_factory(
 def server(server_factory: Callable[..., ComfyUIHost]) -> ComfyUIHost:
     """The one ComfyUI that tests share: leave it as you found it."""
     return server_factory()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A Chromium; that there is none is a failure."""
+    with chromium() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

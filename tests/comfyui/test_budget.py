@@ -188,6 +188,9 @@ def test_events_come_while_a_model_runs_and_a_refused_prompt_is_told_to_its_page
         address = f"{studio.server.address}/ws?clientId=page-of-a-test"
         async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
             await socket.receive()
+            asks = {"Courier-Client": "page-of-a-test"}
+            async with session.get(studio.server.address + STATUS, headers=asks) as answer:
+                assert answer.status == 200
             task = asyncio.create_task(asyncio.to_thread(drive))
             while not found or found[-1][1]["type"] != "courier.refused":
                 message = await asyncio.wait_for(socket.receive(), 60)

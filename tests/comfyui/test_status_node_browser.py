@@ -7,23 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from devtools.browser import ensure_chromium
 from devtools.comfyui_host import ComfyUIHost
-from devtools.paths import PACK_NAME, Paths
+from devtools.page import WAIT_MS, Trouble, open_page, prepare, save_picture
+from devtools.paths import Paths
 
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 TEXT = "textarea.courier-status-text"
-WAIT_MS = 60_000
 
 
 def node(node_id: int, kind: str, place: int, **more: Any) -> dict[str, Any]:
@@ -99,53 +89,16 @@ MODEL = workflow(
 )
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A Chromium; that there is none is a failure."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=ensure_chromium(), args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
-class Trouble:
-    """What the page complained of that has to do with us; its own look-ups elsewhere may fail."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.lines: list[str] = []
-
-    def watch(self, page: Page) -> None:
-        page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self._note(f"{error.message}\n{error.stack}"))
-
-    def _on_console(self, message: ConsoleMessage) -> None:
-        source = message.location.get("url", "")
-        if message.type in ("error", "warning") and source.startswith(self.address):
-            self._note(f"{message.text} {source}")
-
-    def _note(self, text: str) -> None:
-        if PACK_NAME in text or "courier" in text.lower():
-            self.lines.append(text)
-
-
 @pytest.fixture
-def trouble(server: ComfyUIHost) -> Trouble:
-    return Trouble(server.address)
-
-
-@pytest.fixture
-def page(server: ComfyUIHost, browser: Browser, trouble: Trouble) -> Iterator[Page]:
+def page(server: ComfyUIHost, browser: Browser) -> Iterator[Page]:
     """ComfyUI's page, ready; every complaint about us fails the test."""
-    # Otherwise a dialog with templates covers the page.
-    server.client.request("/api/settings", {"Comfy.TutorialCompleted": True})
-    page = browser.new_page(viewport={"width": 1500, "height": 900})
-    trouble.watch(page)
-    page.goto(server.address)
-    page.wait_for_function(
-        "() => !!window.app?.graph && 'CourierStatus' in window.LiteGraph.registered_node_types",
-        timeout=WAIT_MS,
+    prepare(server)
+    page, trouble = (
+        browser.new_page(viewport={"width": 1500, "height": 900}),
+        Trouble(server.address),
     )
+    trouble.watch(page)
+    open_page(page, server.address)
     yield page
     page.close()
     assert trouble.lines == []
@@ -156,10 +109,7 @@ def picture(courier_checkout: Paths, request: pytest.FixtureRequest) -> Callable
     """Save what the page shows, for people to look at."""
 
     def save(page: Page) -> Path:
-        path = courier_checkout.logs / f"{request.node.name}.png"
-        # Given a path, playwright writes it in a thread that outlives the test.
-        path.write_bytes(page.screenshot())
-        return path
+        return save_picture(page, courier_checkout.logs / f"{request.node.name}.png")
 
     return save
 

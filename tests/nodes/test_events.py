@@ -130,3 +130,15 @@ def test_an_event_of_300_layers_takes_next_to_nothing(
         events.model_event("m-1", "awake", engine.snapshot(), None)
         seconds.append(time.thread_time() - started)
     assert min(seconds) < 0.02
+
+
+def test_only_who_asked_is_told_and_the_list_does_not_grow(events: Any) -> None:
+    listeners = events.Listeners()
+    for client_id in ("page", "", "x" * 300, "other", "page"):
+        listeners.add(client_id)
+    assert listeners.among(["page", "script", "other"]) == ["other", "page"]
+    assert listeners.among([]) == []
+    for number in range(1000):
+        listeners.add(str(number))
+    assert len(listeners.among(map(str, range(1000)))) == events.MOST_LISTENERS
+    assert listeners.among(["page", "999"]) == ["999"]

@@ -44,7 +44,7 @@ def test_what_cannot_be_meant_is_the_default(
 def test_the_settings_are_those_that_the_page_registers(idle: Any) -> None:
     from devtools.paths import checkout
 
-    script = (checkout().root / "web" / "main.js").read_text(encoding="utf-8")
+    script = (checkout().root / "web" / "panel" / "settings.js").read_text(encoding="utf-8")
     for name in (idle.MINUTES_SETTING, idle.LEVEL_SETTING):
         assert json.dumps(name) in script
 

@@ -1,0 +1,206 @@
+// When the server is asked, with a clock and a page of the test's own.
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { CourierError, KINDS } from "../../web/panel/client.js";
+import { Feed, STATUS_EVENT } from "../../web/panel/feed.js";
+
+class Clock {
+  constructor() {
+    this.time = 0;
+    this.timers = new Map();
+    this.next = 1;
+  }
+
+  now() {
+    return this.time;
+  }
+
+  set(call, seconds) {
+    this.timers.set(this.next, { call, at: this.time + seconds });
+    return this.next++;
+  }
+
+  clear(handle) {
+    this.timers.delete(handle);
+  }
+
+  /** Go on by so much, and let everything run that is due. */
+  async pass(seconds) {
+    const end = this.time + seconds;
+    await settle();
+    for (;;) {
+      const due = [...this.timers].filter(([, timer]) => timer.at <= end + 1e-9);
+      if (!due.length) {
+        break;
+      }
+      const [handle, timer] = due.sort((one, other) => one[1].at - other[1].at)[0];
+      this.timers.delete(handle);
+      this.time = timer.at;
+      timer.call();
+      await settle();
+    }
+    this.time = end;
+  }
+}
+
+async function settle() {
+  for (let turn = 0; turn < 20; turn += 1) {
+    await Promise.resolve();
+  }
+}
+
+function statusOf(boot_id, models = []) {
+  return { boot_id, version: "0.1.0", device: {}, host: {}, notes: [], models };
+}
+
+function stage({ watched = true, visibility = "visible", answer = () => statusOf("boot") } = {}) {
+  const clock = new Clock();
+  const events = new EventTarget();
+  const page = Object.assign(new EventTarget(), { visibilityState: visibility });
+  const asked = [];
+  const made = { clock, events, page, asked, watched, states: [], answer };
+  const client = {
+    status: async (signal) => {
+      asked.push({ at: clock.time, signal });
+      return made.answer(signal);
+    },
+    models: async () => ({ models: [], orders: [], last_order: null, busy: false }),
+  };
+  made.feed = new Feed({
+    client, events, page, clock,
+    pollSeconds: () => 5,
+    isWatched: () => made.watched,
+    onState: (state) => made.states.push(state),
+  });
+  made.feed.listen();
+  made.send = (detail) => events.dispatchEvent(new CustomEvent(STATUS_EVENT, { detail }));
+  return made;
+}
+
+test("an open panel asks every five seconds, one request at a time", async () => {
+  const { feed, clock, asked, states } = stage();
+  feed.read();
+  await settle();
+  assert.equal(asked.length, 1);
+  await clock.pass(21);
+  assert.deepEqual(asked.map((one) => one.at), [0, 5, 10, 15, 20]);
+  assert.equal(states.at(-1).link, "live");
+});
+
+test("nothing is asked while nobody watches or the page is hidden", async () => {
+  const { feed, clock, asked, page } = stage({ watched: false });
+  feed.read();
+  await clock.pass(60);
+  assert.equal(asked.length, 0);
+  const hidden = stage({ visibility: "hidden" });
+  hidden.feed.read();
+  hidden.feed.read(true);
+  await hidden.clock.pass(60);
+  assert.equal(hidden.asked.length, 0);
+  hidden.page.visibilityState = "visible";
+  hidden.page.dispatchEvent(new Event("visibilitychange"));
+  await hidden.clock.pass(6);
+  assert.equal(hidden.asked.length, 2);
+  assert.equal(page.visibilityState, "visible");
+});
+
+test("closing the panel ends the timer and breaks off what is under way", async () => {
+  const made = stage({ answer: () => new Promise(() => {}) });
+  made.feed.read();
+  await settle();
+  made.watched = false;
+  made.feed.leave();
+  assert.equal(made.asked[0].signal.aborted, true);
+  assert.equal(made.clock.timers.size, 0);
+  await made.clock.pass(60);
+  assert.equal(made.asked.length, 1);
+  made.watched = true;
+  made.answer = () => statusOf("boot");
+  made.feed.read();
+  await settle();
+  assert.equal(made.states.at(-1).link, "live");
+});
+
+test("a panel that ComfyUI took away without a word asks once more at most", async () => {
+  const made = stage();
+  made.feed.read();
+  await settle();
+  made.watched = false;
+  await made.clock.pass(60);
+  assert.equal(made.asked.length, 1);
+  assert.equal(made.clock.timers.size, 0);
+});
+
+test("after a failure it asks on, and what was read before stays", async () => {
+  const made = stage();
+  made.feed.read();
+  await settle();
+  made.answer = () => Promise.reject(new CourierError(KINDS.OFFLINE, "no route"));
+  await made.clock.pass(10);
+  assert.equal(made.states.at(-1).link, "offline");
+  assert.equal(made.states.at(-1).bootId, "boot");
+  made.answer = () => statusOf("another boot");
+  await made.clock.pass(5);
+  assert.equal(made.states.at(-1).link, "live");
+  assert.equal(made.states.at(-1).wasRestarted, true);
+  made.feed.acknowledge();
+  assert.equal(made.states.at(-1).wasRestarted, false);
+});
+
+test("a connection that came back is read at once, one that broke is said at once", async () => {
+  const made = stage();
+  made.feed.read();
+  await settle();
+  made.events.dispatchEvent(new Event("reconnecting"));
+  assert.equal(made.states.at(-1).link, "offline");
+  made.events.dispatchEvent(new Event("reconnected"));
+  await settle();
+  assert.equal(made.asked.length, 2);
+  assert.equal(made.states.at(-1).link, "live");
+});
+
+test("events that the status has to follow are followed soon, and not once for each", async () => {
+  const made = stage();
+  made.feed.read();
+  await settle();
+  for (let number = 0; number < 10; number += 1) {
+    made.send({ boot_id: "boot", models: [{ id: "new" }], orders: [] });
+    await made.clock.pass(0.2);
+  }
+  const soon = made.asked.filter((one) => one.at > 0 && one.at <= 2);
+  assert.ok(soon.length >= 2 && soon.length <= 3, `${soon.length} requests in two seconds`);
+});
+
+test("an event while a request is under way is not lost", async () => {
+  let answer;
+  const made = stage({ answer: () => new Promise((resolve) => (answer = resolve)) });
+  made.feed.read();
+  await settle();
+  made.send({ boot_id: "boot", models: [], orders: [] });
+  answer(statusOf("boot"));
+  await settle();
+  await made.clock.pass(1);
+  assert.equal(made.asked.length, 2);
+});
+
+test("an event while the page is hidden is left until it is seen", async () => {
+  const made = stage();
+  made.feed.read();
+  await settle();
+  made.page.visibilityState = "hidden";
+  made.page.dispatchEvent(new Event("visibilitychange"));
+  const before = made.states.length;
+  made.send({ boot_id: "boot", models: [{ id: "new" }], orders: [] });
+  await made.clock.pass(30);
+  assert.equal(made.states.length, before);
+  assert.equal(made.asked.length, 1);
+});
+
+test("an answer that is none of ours is a failure and not the end", async () => {
+  const made = stage({ answer: () => ({ hello: "world" }) });
+  made.feed.read();
+  await made.clock.pass(12);
+  assert.equal(made.states.at(-1).link, "garbage");
+  assert.equal(made.asked.length, 3);
+});

@@ -1,0 +1,154 @@
+// When the server is asked: while the panel is open and its page visible, seldom, one request at a
+// time. Events make it quick; it is right without them.
+import { CourierError, KINDS } from "./client.js";
+import { initialState, withEvent, withFailure, withStatus } from "./state.js";
+
+const REREAD_SECONDS = 0.7;
+export const STATUS_EVENT = "courier.status";
+
+export class Feed {
+  /**
+   * `events`: ComfyUI's api, which sends "courier.status", "reconnecting" and "reconnected".
+   * `page`: the document, for its visibility. `clock`: `{now() in seconds, set(call, seconds),
+   * clear(handle)}`. `pollSeconds()` and `isWatched()` (whether a panel is open) are asked each time:
+   * ComfyUI does not always say that it closed one. `onState(state)` is called after a change.
+   */
+  constructor({ client, events, page, clock, pollSeconds, isWatched, onState }) {
+    Object.assign(this, { client, events, page, clock, pollSeconds, isWatched, onState });
+    this.state = initialState();
+    this.timer = null;
+    this.dueAt = 0;
+    this.reading = null;
+    this.isStale = true;
+    this.onEvent = (event) => this.take(event.detail);
+    this.onBreak = () => this.fail(new CourierError(KINDS.OFFLINE, ""));
+    this.onBack = () => this.read(true);
+    this.onVisible = () => (this.isActive ? this.read() : this.rest());
+  }
+
+  /** Whether anybody sees what is read. */
+  get isActive() {
+    return this.page.visibilityState !== "hidden" && this.isWatched();
+  }
+
+  /** The events that say that something changed: listeners, and no work while nobody looks. */
+  listen() {
+    this.events.addEventListener(STATUS_EVENT, this.onEvent);
+    this.events.addEventListener("reconnecting", this.onBreak);
+    this.events.addEventListener("reconnected", this.onBack);
+    this.page.addEventListener("visibilitychange", this.onVisible);
+  }
+
+  /** A panel was closed: with the last one, the timer and the request in flight end. */
+  leave() {
+    if (!this.isWatched()) {
+      this.rest();
+    }
+  }
+
+  /**
+   * Read everything now; once more if that is being done already. Nothing while nobody looks, but
+   * for `force`: once, for the badges.
+   */
+  async read(force = false) {
+    this.isStale = true;
+    const isHidden = this.page.visibilityState === "hidden";
+    if (this.reading !== null || isHidden || !(force || this.isWatched())) {
+      return;
+    }
+    this.clear();
+    const reading = new AbortController();
+    this.reading = reading;
+    this.isStale = false;
+    await this.readOnce(reading.signal);
+    if (this.reading !== reading) {
+      return; // it was broken off meanwhile
+    }
+    this.reading = null;
+    if (this.isActive) {
+      this.schedule(this.isStale ? REREAD_SECONDS : this.pollSeconds());
+    }
+  }
+
+  async readOnce(signal) {
+    try {
+      const [status, list] = await Promise.all([
+        this.client.status(signal),
+        this.client.models(signal).catch(onlyIfAbsent),
+      ]);
+      if (!signal.aborted) {
+        this.put(withStatus(this.state, status, list, this.clock.now()));
+      }
+    } catch (error) {
+      if (!signal.aborted) {
+        this.fail(error instanceof CourierError ? error : new CourierError(KINDS.GARBAGE, String(error)));
+      }
+    }
+  }
+
+  /** An event came. Where nobody sees the page, it is looked at when somebody does. */
+  take(event) {
+    if (this.page.visibilityState === "hidden") {
+      this.isStale = true;
+      return;
+    }
+    const [state, reread] = withEvent(this.state, event, this.clock.now());
+    if (state !== this.state) {
+      this.put(state);
+    }
+    if (reread) {
+      this.isStale = true;
+      if (this.isActive && this.reading === null) {
+        this.schedule(REREAD_SECONDS);
+      }
+    }
+  }
+
+  fail(error) {
+    this.put(withFailure(this.state, error));
+  }
+
+  /** The user has seen that the server was restarted. */
+  acknowledge() {
+    this.put({ ...this.state, wasRestarted: false });
+  }
+
+  put(state) {
+    this.state = state;
+    this.onState(state);
+  }
+
+  /** Read in so many seconds, or sooner if that is planned already. */
+  schedule(seconds) {
+    const dueAt = this.clock.now() + seconds;
+    if (this.timer !== null && this.dueAt <= dueAt) {
+      return;
+    }
+    this.clear();
+    this.dueAt = dueAt;
+    this.timer = this.clock.set(() => {
+      this.timer = null;
+      this.read();
+    }, seconds);
+  }
+
+  rest() {
+    this.clear();
+    this.reading?.abort();
+    this.reading = null;
+  }
+
+  clear() {
+    if (this.timer !== null) {
+      this.clock.clear(this.timer);
+      this.timer = null;
+    }
+  }
+}
+
+function onlyIfAbsent(error) {
+  if (error.kind === KINDS.ABSENT) {
+    return null;
+  }
+  throw error;
+}
