@@ -36,7 +36,7 @@ MOUNT = """width => {
   const root = document.createElement('div');
   root.dataset.courier = 'root';
   root.style.cssText = `position: fixed; inset: 0 auto 0 0; width: ${width}px; z-index: 5000;
-    background: var(--comfy-menu-bg)`;
+    background: var(--bg-color)`;
   document.body.append(root);
   tab.render(root);
 }"""

@@ -204,3 +204,19 @@ test("an answer that is none of ours is a failure and not the end", async () => 
   assert.equal(made.states.at(-1).link, "garbage");
   assert.equal(made.asked.length, 3);
 });
+
+test("a fault while drawing is not the last look", async () => {
+  const made = stage();
+  let faults = 0;
+  made.feed.onState = () => {
+    faults += 1;
+    throw new Error("a fault of the drawing");
+  };
+  const first = made.feed.read().catch((error) => error.message);
+  await settle();
+  assert.equal(await first, "a fault of the drawing");
+  made.feed.onState = (state) => made.states.push(state);
+  await made.clock.pass(6);
+  assert.equal(faults, 1);
+  assert.equal(made.states.at(-1).link, "live");
+});

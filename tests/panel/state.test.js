@@ -111,8 +111,11 @@ test("bars are ours, others, free, and add up", () => {
   const [card, host] = barsOf(state);
   assert.deepEqual(card, { key: "card", total: 10000, us: 2000, core: 300, others: 2700, free: 5000, budget: 4000 });
   assert.deepEqual([host.us, host.core, host.others, host.free, host.budget], [60, 0, 4940, 15000, null]);
-  const cpu = read([model()], list(), { device: { type: "cpu", total_bytes: 9, free_bytes: 3 } });
-  assert.deepEqual(barsOf(cpu).map((bar) => [bar.key, bar.us]), [["cpu", 2060]]);
+  const cpu = { device: { type: "cpu", total_bytes: 9, free_bytes: 3 } };
+  const both = model({ budgets: { device_bytes: 4000, host_bytes: 1000 } });
+  const shown = (one) => barsOf(read([one], list(), cpu)).map((bar) => [bar.key, bar.us, bar.budget]);
+  assert.deepEqual(shown(both), [["cpu", 2060, 5000]]);
+  assert.deepEqual(shown(model()), [["cpu", 2060, null]]);
   const silent = read([model()], list(), { device: { type: "mps", total_bytes: null, free_bytes: null } });
   assert.equal(barsOf(silent)[0].total, null);
 });

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import test from "node:test";
 
-import { readPlan, planText } from "../../web/panel/budget.js";
+import { planText, readPlan } from "../../web/panel/plans.js";
 import { CourierError, KINDS, readAnswer } from "../../web/panel/client.js";
 import { chooseRows, layerText } from "../../web/panel/layers.js";
 import { receiptText } from "../../web/panel/receipts.js";
@@ -132,9 +132,9 @@ test("a layer is told whole", () => {
 
 test("receipts are told in bytes", () => {
   const held = (device_bytes, locked_bytes = 0) => ({ device_bytes, locked_bytes });
-  const receipt = { ok: true, seconds: 0.06, models: [{ changed: true, before: held(2 ** 30, 2 ** 20), after: held(0) }],
+  const receipt = { ok: true, seconds: 0.06, models: [{ id: "m-1", changed: true, before: held(2 ** 30, 2 ** 20), after: held(0) }],
     machine: { after: { device_used_bytes: 3 * 2 ** 20 } } };
-  const state = { device: { type: "cuda" }, models: [{ held: { device: 2 ** 20 } }] };
+  const state = { device: { type: "cuda" }, models: [{ id: "m-1", held: { device: 2 ** 30 } }, { id: "vae", held: { device: 2 ** 20 } }] };
   assert.equal(receiptText(t, "sleep", receipt, state).text,
     "Freed 1.00 GiB of the card and 1.00 MiB of RAM in 0.06 s; 2.00 MiB belongs to other programs.");
   assert.equal(receiptText(t, "sleep", { ok: true, models: [] }, state).text, "Nothing was awake: nothing was freed.");

@@ -3,8 +3,6 @@ import { KINDS } from "./client.js";
 import { receiptText } from "./receipts.js";
 import { isAsleep } from "./state.js";
 
-export const TOAST_SECONDS = 8;
-
 export class Actions {
   /**
    * `client`; `state()` as it is now; `confirm(title, text)` asks the user; `toast(severity, title,

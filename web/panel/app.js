@@ -1,7 +1,8 @@
 // Puts the panel together with ComfyUI: its api, its settings, its toasts, its tab.
-import { Actions, TOAST_SECONDS } from "./actions.js";
+import { Actions } from "./actions.js";
 import { NodeBadges, hasBadge } from "./badges.js";
 import { Client } from "./client.js";
+import { Comfy } from "./comfy.js";
 import { Feed } from "./feed.js";
 import { RefusedNotice } from "./notice.js";
 import { Panel } from "./panel.js";
@@ -18,6 +19,7 @@ export class CourierApp {
   /** `app` and `api` are ComfyUI's. Nothing happens before `setup`. */
   constructor(app, api) {
     Object.assign(this, { app, api });
+    this.comfy = new Comfy(app);
     this.views = [];
     this.t = translator("en");
     this.clock = {
@@ -30,15 +32,15 @@ export class CourierApp {
   }
 
   setup() {
-    const { app, api } = this;
-    this.t = translator(this.setting("Comfy.Locale", "en"));
+    const { api } = this;
+    this.t = translator(this.comfy.setting("Comfy.Locale", "en"));
     const t = this.t;
     this.feed = new Feed({
       client: this.client,
       events: api,
       page: document,
       clock: this.clock,
-      pollSeconds: () => Math.max(1, Number(this.setting(POLL, 5)) || 5),
+      pollSeconds: () => Math.max(1, Number(this.comfy.setting(POLL, 5)) || 5),
       isWatched: () => this.views.some((view) => view.root.isConnected),
       onState: () => this.update(),
     });
@@ -46,12 +48,12 @@ export class CourierApp {
       t,
       client: this.client,
       state: () => this.state,
-      confirm: (title, text) => this.confirm(title, text),
-      toast: (severity, title, text) => this.toast(severity, title, text),
+      confirm: async (title, text) => !this.comfy.setting(CONFIRM, true) || this.comfy.confirm(title, text),
+      toast: (severity, title, text) => this.comfy.toast(severity, title, text),
       read: () => this.feed.read(true),
       changed: () => this.update(),
     });
-    this.badges = new NodeBadges(t, globalThis.LGraphBadge, () => app.graph?.setDirtyCanvas(true, true));
+    this.badges = new NodeBadges(t, globalThis.LGraphBadge, () => this.comfy.redraw());
     this.notice = new RefusedNotice(t, () => this.wakeAndRun());
     this.feed.listen();
     api.addEventListener(REFUSED_EVENT, (event) => this.notice.show(String(event.detail?.message ?? "")));
@@ -65,7 +67,7 @@ export class CourierApp {
   }
 
   registerTab() {
-    this.app.extensionManager.registerSidebarTab({
+    this.comfy.registerSidebarTab({
       id: TAB,
       icon: "pi pi-truck",
       title: this.t("panel.title"),
@@ -128,16 +130,7 @@ export class CourierApp {
       view.update(state);
     }
     this.badges.update(state);
-    this.showBadge(state.link === "live" ? badgeOf(state, fallbacksOf(state)) : "");
-  }
-
-  /** On the tab's icon. The list that ComfyUI gives is the one that it draws. */
-  showBadge(text) {
-    const tab = this.app.extensionManager.getSidebarTabs?.().find((one) => one.id === TAB);
-    const badge = text || null;
-    if (tab && (tab.iconBadge ?? null) !== badge) {
-      tab.iconBadge = badge;
-    }
+    this.comfy.showBadge(TAB, state.link === "live" ? badgeOf(state, fallbacksOf(state)) : "");
   }
 
   nodeCreated(node) {
@@ -150,7 +143,7 @@ export class CourierApp {
   async wakeAndRun() {
     const done = await this.actions.wake(null);
     if (done) {
-      await this.app.extensionManager.command.execute("Comfy.QueuePrompt");
+      await this.comfy.execute("Comfy.QueuePrompt");
     }
     return done;
   }
@@ -160,21 +153,5 @@ export class CourierApp {
     if (ASLEEP_ERROR.test(String(detail?.exception_type ?? ""))) {
       this.notice.show(String(detail.exception_message ?? ""));
     }
-  }
-
-  setting(id, otherwise) {
-    return this.app.extensionManager?.setting?.get(id) ?? otherwise;
-  }
-
-  async confirm(title, message) {
-    if (!this.setting(CONFIRM, true)) {
-      return true;
-    }
-    return (await this.app.extensionManager.dialog.confirm({ title, message })) === true;
-  }
-
-  toast(severity, summary, detail) {
-    const life = TOAST_SECONDS * 1000;
-    this.app.extensionManager.toast.add({ severity, summary, detail, life });
   }
 }

@@ -1,12 +1,12 @@
 // One model: name, state, budgets and peaks, what the courier does, its layers, and what can be done.
 import { BudgetEditor } from "./budget.js";
+import { aboutText, againstText, courierText, deviceText, noteText, sleepText, stateText } from "./card_text.js";
 import { freshId, make, makeButton, setAttribute, setButton, setClass, setHidden, setText } from "./dom.js";
 import { whyNoBudget, whyNoOrders, whyNoSleep, whyNoWake } from "./rules.js";
 import { isAsleep, stateOf } from "./state.js";
 import { Strip } from "./strip.js";
 import { LayerTable } from "./table.js";
-import { wordOr } from "./text.js";
-import { rateText, sizeText } from "./units.js";
+import { sizeText } from "./units.js";
 
 export class ModelCard {
   /** `generalId`: the element that says what is true of all orders. */
@@ -43,39 +43,21 @@ export class ModelCard {
     const word = stateOf(model);
     setText(this.title, model.name);
     setAttribute(this.title, "title", model.file || null);
-    setText(this.badge, this.stateText(word));
+    setText(this.badge, stateText(t, model, word));
     setClass(this.badge, `courier-state courier-on-${word}`);
-    setText(this.about, this.aboutText(model));
+    setText(this.about, aboutText(t, model));
     setText(this.problem, model.problem);
     setHidden(this.problem, !model.problem);
     this.updateFacts(model, t(state.device.type === "cpu" ? "card.device.cpu" : "card.device"));
     this.updateLayers(model);
     this.updateButtons(state, model);
     this.editor?.update(model, whyNoOrders(state), state.busy);
-    setText(this.notes, this.noteText(model));
+    setText(this.notes, noteText(t, model));
     setHidden(this.notes, !this.notes.textContent);
-    setText(this.sleep, this.sleepText(state, model));
+    setText(this.sleep, sleepText(t, state, model));
     setAttribute(this.sleep, "aria-label", t("action.of", { action: this.sleep.textContent, name: model.name }));
     setText(this.wake, t(state.busy ? "action.wake.later" : "action.wake"));
     setAttribute(this.wake, "aria-label", t("action.of", { action: this.wake.textContent, name: model.name }));
-  }
-
-  stateText(word) {
-    const text = wordOr(this.t, "state", word);
-    return this.model.level ? `${text}, ${this.t("state.level", { level: this.model.level })}` : text;
-  }
-
-  aboutText(model) {
-    const parts = [wordOr(this.t, "kind", model.kind)];
-    if (model.ours) {
-      const count = model.streamable;
-      const key = count === 1 ? "card.layers.one" : "card.layers.many";
-      parts.push(this.t(key, { count }));
-    }
-    if (model.onUse && isAsleep(model)) {
-      parts.push(this.t(model.onUse === "wake" ? "state.wakes" : "state.refuses"));
-    }
-    return parts.join(" · ");
   }
 
   updateFacts(model, deviceWord) {
@@ -88,43 +70,9 @@ export class ModelCard {
       showFact(courier, "", "");
       return;
     }
-    const { measured, budgets } = model;
-    const peak = measured.devicePeak ? t("card.peak", { peak: sizeText(measured.devicePeak) }) : "";
-    const more = measured.activationPeak
-      ? t("card.activations", { peak: sizeText(measured.activationPeak) })
-      : "";
-    const parts = [this.againstText(measured.device, budgets.device), peak, more].filter(Boolean);
-    showFact(device, deviceWord, parts.join(" · "));
-    showFact(host, t("card.host"), this.againstText(measured.host, budgets.host));
-    const isOnMove = model.engine === "running" && model.rate > 0;
-    const rate = isOnMove ? rateText(model.rate) : t("card.idle");
-    const total = model.shipped ? t("card.shipped", { bytes: sizeText(model.shipped) }) : "";
-    showFact(courier, t("card.courier"), [rate, total].filter(Boolean).join(" · "));
-  }
-
-  againstText(used, budget) {
-    const key = budget === null ? "card.auto" : "card.of";
-    return this.t(key, { used: sizeText(used), budget: sizeText(budget) });
-  }
-
-  noteText(model) {
-    const { asked } = model;
-    if (!asked) {
-      return "";
-    }
-    const figure = (value) => (value === null ? this.t("card.auto.short") : sizeText(value));
-    const parts = [];
-    if (asked.waits) {
-      parts.push(this.t("card.asked", { device: figure(asked.device), host: figure(asked.host) }));
-    } else if (asked.by === "order") {
-      parts.push(this.t("card.byOrder"));
-    } else if (asked.by === "settings") {
-      parts.push(this.t("card.bySettings"));
-    }
-    if (asked.shared) {
-      parts.push(this.t("card.shared"));
-    }
-    return parts.join(" · ");
+    showFact(device, deviceWord, deviceText(t, model));
+    showFact(host, t("card.host"), againstText(t, model.measured.host, model.budgets.host));
+    showFact(courier, t("card.courier"), courierText(t, model));
   }
 
   updateLayers(model) {
@@ -165,13 +113,6 @@ export class ModelCard {
     const why = general ? "" : (needsWake && whyWake) || whySleep;
     setText(this.why, why && why !== "why.deepest" ? this.t(why) : "");
     setHidden(this.why, !this.why.textContent);
-  }
-
-  sleepText(state, model) {
-    if (isAsleep(model)) {
-      return this.t("action.deeper");
-    }
-    return this.t(state.busy ? "action.sleep.later" : "action.sleep");
   }
 
   toggleTable() {

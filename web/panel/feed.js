@@ -21,7 +21,7 @@ export class Feed {
     this.reading = null;
     this.isStale = true;
     this.onEvent = (event) => this.take(event.detail);
-    this.onBreak = () => this.fail(new CourierError(KINDS.OFFLINE, ""));
+    this.onBreak = () => this.put(withFailure(this.state, new CourierError(KINDS.OFFLINE, "")));
     this.onBack = () => this.read(true);
     this.onVisible = () => (this.isActive ? this.read() : this.rest());
   }
@@ -60,29 +60,29 @@ export class Feed {
     const reading = new AbortController();
     this.reading = reading;
     this.isStale = false;
-    await this.readOnce(reading.signal);
+    const state = await this.readOnce(reading.signal);
     if (this.reading !== reading) {
       return; // it was broken off meanwhile
     }
     this.reading = null;
+    // Before anything is drawn: a fault there must not be the last look.
     if (this.isActive) {
       this.schedule(this.isStale ? REREAD_SECONDS : this.pollSeconds());
     }
+    this.put(state);
   }
 
+  /** The state after one reading, whatever came of it. */
   async readOnce(signal) {
     try {
       const [status, list] = await Promise.all([
         this.client.status(signal),
         this.client.models(signal).catch(onlyIfAbsent),
       ]);
-      if (!signal.aborted) {
-        this.put(withStatus(this.state, status, list, this.clock.now()));
-      }
+      return withStatus(this.state, status, list, this.clock.now());
     } catch (error) {
-      if (!signal.aborted) {
-        this.fail(error instanceof CourierError ? error : new CourierError(KINDS.GARBAGE, String(error)));
-      }
+      const isKnown = error instanceof CourierError;
+      return withFailure(this.state, isKnown ? error : new CourierError(KINDS.GARBAGE, String(error)));
     }
   }
 
@@ -102,10 +102,6 @@ export class Feed {
         this.schedule(REREAD_SECONDS);
       }
     }
-  }
-
-  fail(error) {
-    this.put(withFailure(this.state, error));
   }
 
   /** The user has seen that the server was restarted. */

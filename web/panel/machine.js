@@ -18,10 +18,16 @@ export function barsOf(state) {
   const isCpu = device.type === "cpu";
   const us = usage.host + (isCpu ? usage.device : 0);
   const core = isCpu ? usage.coreDevice : 0;
-  const budget = budgetLine(state.models, isCpu ? "device" : "host");
+  const budget = isCpu ? bothBudgets(state.models) : budgetLine(state.models, "host");
   const total = isNumber(host.limit_bytes) ? Math.min(host.limit_bytes, host.total_bytes) : host.total_bytes;
   bars.push(bar(isCpu ? "cpu" : "host", total, host.available_bytes, us, core, budget));
   return bars;
+}
+
+/** Of the one memory that a CPU has, both budgets are parts. */
+function bothBudgets(models) {
+  const [device, host] = [budgetLine(models, "device"), budgetLine(models, "host")];
+  return device === null || host === null ? null : device + host;
 }
 
 function bar(key, total, free, us, core, budget) {

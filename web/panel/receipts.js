@@ -1,6 +1,5 @@
 // What came of an order, in words and bytes. Pure.
-import { secondsText, sizeText } from "./units.js";
-import { isNumber } from "./units.js";
+import { isNumber, secondsText, sizeText } from "./units.js";
 
 /** `{severity, title, text}` for a toast. `state` is the one after the order. */
 export function receiptText(t, action, receipt, state) {
@@ -57,5 +56,7 @@ function othersOf(receipt, state) {
   if (!isNumber(used)) {
     return 0;
   }
-  return Math.max(0, used - state.models.reduce((sum, model) => sum + model.held.device, 0));
+  const after = new Map(receipt.models.map((model) => [model.id, model.after?.device_bytes ?? 0]));
+  const held = (model) => after.get(model.id) ?? model.held.device;
+  return Math.max(0, used - state.models.reduce((sum, model) => sum + held(model), 0));
 }

@@ -29,9 +29,9 @@ export class Strip {
   }
 
   /**
-   * Show these layers. `before` (letters of placements) marks the cells that differ from it.
+   * Show these layers. `changed` says by index which cells to mark.
    */
-  update({ label, layers, placements, activity, before = null }) {
+  update({ label, layers, placements, activity, changed = [] }) {
     setAttribute(this.list, "aria-label", label);
     if (layers.length !== this.cells.length) {
       this.build(layers.length);
@@ -39,10 +39,10 @@ export class Strip {
     const isSame = layers === this.layers;
     this.layers = layers;
     layers.forEach((layer, index) => {
-      const letters = placements[index] + (activity[index] ?? ".") + (before?.[index] ?? "");
+      const letters = placements[index] + (activity[index] ?? ".") + (changed[index] ? "!" : "");
       if (!isSame || this.shown[index] !== letters) {
         this.shown[index] = letters;
-        this.show(index, before !== null && before[index] !== placements[index]);
+        this.show(index);
       }
     });
     this.say();
@@ -63,10 +63,10 @@ export class Strip {
     this.hovered = -1;
   }
 
-  show(index, differs) {
+  show(index) {
     const cell = this.cells[index];
     const layer = this.layers[index];
-    const [placement, activity] = this.shown[index];
+    const [placement, activity, differs] = this.shown[index];
     const flight = isInFlight(placement, activity) ? " courier-is-flight" : "";
     const news = differs ? " courier-is-new" : "";
     const active = index === this.marked ? " courier-is-active" : "";

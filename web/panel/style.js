@@ -1,5 +1,5 @@
 // How the panel looks. Colours of surfaces and text are ComfyUI's own; those of placements are in
-// the middle between light and dark, so that they stand out on both.
+// the middle between light and dark and lean towards the text, so that they stand out on both.
 export const CSS = `
 .courier-panel, .courier-refused {
   --courier-text: var(--fg-color, var(--p-text-color, CanvasText));
@@ -9,13 +9,13 @@ export const CSS = `
   --courier-field-text: var(--input-text, FieldText);
   --courier-raised: color-mix(in srgb, var(--courier-text) 5%, transparent);
   --courier-hover: color-mix(in srgb, var(--courier-text) 12%, transparent);
-  --courier-resident: #3d7fe0;
-  --courier-pinned: #20936a;
-  --courier-mapped: #7d8590;
-  --courier-pageable: #b0731d;
+  --courier-resident: color-mix(in srgb, #3d7fe0 86%, var(--courier-text));
+  --courier-pinned: color-mix(in srgb, #20936a 86%, var(--courier-text));
+  --courier-mapped: color-mix(in srgb, #7d8590 86%, var(--courier-text));
+  --courier-pageable: color-mix(in srgb, #b0731d 86%, var(--courier-text));
   --courier-flight: var(--courier-text);
   --courier-bad: #d0453f;
-  --courier-warn: #b0731d;
+  --courier-warn: var(--courier-pageable);
   --courier-bad-text: color-mix(in srgb, var(--courier-bad) 65%, var(--courier-text));
   box-sizing: border-box;
   color: var(--courier-text);
@@ -52,6 +52,7 @@ export const CSS = `
   border-radius: 6px; background: var(--courier-raised);
 }
 .courier-notice-text { flex: 1 1 150px; min-width: 0; }
+.courier-refused .courier-notice-text { flex: none; }
 .courier-notice.courier-on-bad { border-left-color: var(--courier-bad); }
 .courier-notice.courier-on-warn { display: block; border-left-color: var(--courier-warn); }
 .courier-reasons { display: flex; flex-direction: column; gap: 4px; margin-top: 4px !important; font-size: 12px; }
@@ -192,7 +193,7 @@ export const CSS = `
 .courier-table-frame { max-height: 360px; overflow: auto; border: 1px solid var(--courier-line); border-radius: 6px; }
 .courier-table { width: 100%; border-collapse: collapse; font-size: 12px; overflow-wrap: normal; }
 .courier-table th, .courier-table td { padding: 3px 8px; text-align: left; vertical-align: top; font-weight: 400; white-space: nowrap; }
-.courier-table thead th { position: sticky; top: 0; z-index: 1; padding: 0; background: var(--comfy-menu-bg, var(--bg-color, Canvas)); }
+.courier-table thead th { position: sticky; top: 0; z-index: 1; padding: 0; background: var(--bg-color, Canvas); }
 .courier-table tbody tr { content-visibility: auto; contain-intrinsic-size: auto 24px; }
 .courier-table tbody tr:nth-child(odd) { background: var(--courier-raised); }
 .courier-table .courier-of-size, .courier-table .courier-of-resident { text-align: right; font-variant-numeric: tabular-nums; }

@@ -4,7 +4,6 @@ export default {
   "panel.tooltip": "Courier: where every layer is",
 
   "link.loading": "Reading the status …",
-  "link.live": "Live",
   "link.offline": "ComfyUI does not answer. What is shown is from before.",
   "link.offline.empty": "ComfyUI does not answer.",
   "link.garbage": "The answer was not understood: {message}",
@@ -85,12 +84,9 @@ export default {
   "card.idle": "nothing streams now",
   "card.shipped": "{bytes} so far",
   "card.auto.short": "automatic",
-  "card.layers.none": "No repeated blocks were found: it runs with everything on the card (0 layers).",
   "card.layers.one": "1 layer",
   "card.layers.many": "{count} layers",
   "card.strip": "Layers of {name}. Arrow keys move.",
-  "card.core": "From ComfyUI's own loader: no layers to show.",
-  "card.held": "{device} on the card, {host} in RAM",
 
   "view.table": "Table",
   "view.strip": "Strip",
@@ -172,8 +168,7 @@ export default {
   "budget.auto": "automatic",
   "budget.device.help": "Weights, buffers and activations. Empty: ComfyUI decides.",
   "budget.host.help": "What may be locked or copied. 0 locks nothing; empty is automatic.",
-  "budget.wrong": "Type a number of GiB between {least} and {most}, or leave it empty.",
-  "budget.wrong.host": "Type a number of GiB between 0 and {most}, or leave it empty.",
+  "budget.wrong": "Type a number of GiB between 0 and {most}, or leave it empty.",
   "budget.asking": "Making the plan …",
   "budget.same": "This is the budget it has.",
   "budget.plan": "{resident} of {layers} layers on the card whole, {streams} stream in each pass.",
@@ -193,6 +188,5 @@ export default {
   "fallback.lock": "Pages cannot be locked in place, so layers stream from the file: {reason}",
   "fallback.blocks": "{name}: no repeated blocks were found, everything stays on the card.",
 
-  "node.asleep": "asleep",
   "node.sleeping": "{count} asleep",
 };

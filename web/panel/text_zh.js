@@ -4,7 +4,6 @@ export default {
   "panel.tooltip": "Courier：每一层在哪里",
 
   "link.loading": "正在读取状态…",
-  "link.live": "实时",
   "link.offline": "ComfyUI 没有响应。显示的是之前的内容。",
   "link.offline.empty": "ComfyUI 没有响应。",
   "link.garbage": "无法理解服务器的回答：{message}",
@@ -85,12 +84,9 @@ export default {
   "card.idle": "当前没有传输",
   "card.shipped": "累计 {bytes}",
   "card.auto.short": "自动",
-  "card.layers.none": "没有找到重复的块：全部放在显存中运行（0 层）。",
   "card.layers.one": "1 层",
   "card.layers.many": "{count} 层",
   "card.strip": "{name} 的各层。用方向键移动。",
-  "card.core": "由 ComfyUI 自己的加载器加载：没有可显示的层。",
-  "card.held": "显存 {device}，内存 {host}",
 
   "view.table": "表格",
   "view.strip": "条带",
@@ -172,8 +168,7 @@ export default {
   "budget.auto": "自动",
   "budget.device.help": "权重、缓冲区和激活。留空则由 ComfyUI 决定。",
   "budget.host.help": "可以锁定或复制的内存。0 表示不锁定，留空为自动。",
-  "budget.wrong": "请输入 {least} 到 {most} 之间的 GiB 数，或留空。",
-  "budget.wrong.host": "请输入 0 到 {most} 之间的 GiB 数，或留空。",
+  "budget.wrong": "请输入 0 到 {most} 之间的 GiB 数，或留空。",
   "budget.asking": "正在计算方案…",
   "budget.same": "这就是当前的预算。",
   "budget.plan": "{layers} 层中有 {resident} 层完整常驻显存，每次传输 {streams}。",
@@ -193,6 +188,5 @@ export default {
   "fallback.lock": "无法就地锁定内存页，各层从文件传输：{reason}",
   "fallback.blocks": "{name}：没有找到重复的块，全部留在显存中。",
 
-  "node.asleep": "休眠",
   "node.sleeping": "{count} 个休眠",
 };
