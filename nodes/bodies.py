@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -44,7 +44,7 @@ class Choice:
             if type(value) is type(allowed) and value == allowed:
                 return allowed
         wanted = " or ".join(json.dumps(allowed) for allowed in self.values)
-        _refuse_field(self.name, f"has to be {wanted}, not {_kind(value)}")
+        refuse_field(self.name, f"has to be {wanted}, not {kind_text(value)}")
 
     def schema(self) -> dict[str, Any]:
         """As JSON Schema."""
@@ -71,14 +71,16 @@ class ModelIds:
         if value == ALL:
             return None
         if not isinstance(value, list):
-            _refuse_field(self.name, f'has to be a list of ids or "{ALL}", not {_kind(value)}')
+            refuse_field(self.name, f'has to be a list of ids or "{ALL}", not {kind_text(value)}')
         if not value:
-            _refuse_field(self.name, f'names no model; leave it out, or say "{ALL}"')
+            refuse_field(self.name, f'names no model; leave it out, or say "{ALL}"')
         for item in value:
             if not isinstance(item, str):
-                _refuse_field(self.name, f"has to hold ids, which are strings, not {_kind(item)}")
-            if not 1 <= len(item) <= ID_LIMIT or not _is_text(item):
-                _refuse_field(self.name, f"holds an id that is not 1 to {ID_LIMIT} characters")
+                refuse_field(
+                    self.name, f"has to hold ids, which are strings, not {kind_text(item)}"
+                )
+            if not 1 <= len(item) <= ID_LIMIT or not is_text(item):
+                refuse_field(self.name, f"holds an id that is not 1 to {ID_LIMIT} characters")
         return tuple(dict.fromkeys(value))
 
     def schema(self) -> dict[str, Any]:
@@ -106,9 +108,9 @@ class ModelId:
     def read(self, value: Any) -> str:
         """Raises: RefusedError (400). Whether there is such a model is not looked at here."""
         if not isinstance(value, str):
-            _refuse_field(self.name, f"has to be the id of a model, not {_kind(value)}")
-        if not 1 <= len(value) <= ID_LIMIT or not _is_text(value):
-            _refuse_field(self.name, f"is an id that is not 1 to {ID_LIMIT} characters")
+            refuse_field(self.name, f"has to be the id of a model, not {kind_text(value)}")
+        if not 1 <= len(value) <= ID_LIMIT or not is_text(value):
+            refuse_field(self.name, f"is an id that is not 1 to {ID_LIMIT} characters")
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -138,12 +140,12 @@ class GibOrNone:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            _refuse_field(self.name, f"has to be a number of GiB or null, not {_kind(value)}")
+            refuse_field(self.name, f"has to be a number of GiB or null, not {kind_text(value)}")
         if not 0 <= value <= self.most_gib:
-            _refuse_field(self.name, f"has to be between 0 and {self.most_gib}, or null")
+            refuse_field(self.name, f"has to be between 0 and {self.most_gib}, or null")
         if value == 0:
             if self.zero_means:
-                _refuse_field(self.name, self.zero_means)
+                refuse_field(self.name, self.zero_means)
             return 0
         # Less than a byte is a small figure, and not the figure 0, which means another thing.
         return max(1, gib_to_bytes(value, self.name))
@@ -159,7 +161,26 @@ class GibOrNone:
         }
 
 
-Field = Choice | ModelIds | ModelId | GibOrNone
+class Field(Protocol):
+    """What a field of a body has to say of itself."""
+
+    @property
+    def name(self) -> str:
+        """As it is called in the body."""
+
+    @property
+    def default(self) -> Any:
+        """What it is where it is left out."""
+
+    @property
+    def required(self) -> bool:
+        """Whether it may not be left out."""
+
+    def read(self, value: Any) -> Any:
+        """The value that was sent. Raises: RefusedError (400)."""
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema."""
 
 
 def read_fields(body: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
@@ -174,7 +195,7 @@ def read_fields(body: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, A
         raise RefusedError(400, "unknown_field", text)
     for field in fields:
         if field.required and field.name not in body:
-            _refuse_field(field.name, "has to be there")
+            refuse_field(field.name, "has to be there")
     return {
         name: field.read(body[name]) if name in body else field.default
         for name, field in known.items()
@@ -188,14 +209,14 @@ def names_text(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The body, of which never more than BODY_LIMIT_BYTES and one piece are held.
+async def read_body(request: web.Request, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
+    """The body, of which never more than ``limit_bytes`` and one piece are held.
 
     Raises: RefusedError: 413 where it is too long, 400 where it does not arrive.
     """
     length = request.content_length
-    if length is not None and length > BODY_LIMIT_BYTES:
-        _refuse_length()
+    if length is not None and length > limit_bytes:
+        _refuse_length(limit_bytes)
     body = bytearray()
     try:
         if request.content.at_eof():
@@ -203,13 +224,13 @@ async def read_body(request: web.Request) -> bytes:
             body += await request.read()
         while not request.content.at_eof():
             body += await request.content.readany()
-            if len(body) > BODY_LIMIT_BYTES:
+            if len(body) > limit_bytes:
                 break
     # Which of them it is depends on aiohttp's version and on where the connection broke.
     except (aiohttp.ClientError, web.RequestPayloadError, HttpProcessingError, ConnectionError):
         raise RefusedError(400, "body_broken", "the body did not arrive as announced") from None
-    if len(body) > BODY_LIMIT_BYTES:
-        _refuse_length()
+    if len(body) > limit_bytes:
+        _refuse_length(limit_bytes)
     return bytes(body)
 
 
@@ -262,11 +283,12 @@ def _finite(text: str) -> float:
     return number
 
 
-def _refuse_field(name: str, what: str) -> NoReturn:
+def refuse_field(name: str, what: str) -> NoReturn:
+    """Raises: RefusedError (400), always."""
     raise RefusedError(400, "invalid_field", f"{name} {what}")
 
 
-def _kind(value: Any) -> str:
+def kind_text(value: Any) -> str:
     """What was sent, without showing all of it: it may be long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
@@ -277,7 +299,7 @@ def _kind(value: Any) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """JSON can spell half a character ("\\ud800"), which no log and no answer can write."""
     try:
         value.encode()
@@ -286,8 +308,8 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _refuse_length() -> NoReturn:
-    text = f"the body is longer than {BODY_LIMIT_BYTES} bytes; send the ids of the models, or less"
+def _refuse_length(limit_bytes: int) -> NoReturn:
+    text = f"the body is longer than {limit_bytes} bytes; send less"
     raise RefusedError(413, "body_too_large", text)
 
 

@@ -10,7 +10,9 @@ from .comfyui.events import listen
 from .comfyui.host import announce_prompts, device_memory, server_routes
 from .comfyui.orders import get_orders
 from .comfyui.prompts import on_prompt
+from .comfyui.queue import ComfyQueue, look_at_models
 from .routes import register_routes
+from .run_service import RunService
 from .service import get_service
 
 ALL_NODES: list[type[io.ComfyNode]] = [
@@ -38,8 +40,9 @@ def make_extension() -> CourierExtension:
     service = get_service()
     service.use_device_probe(device_memory)
     routes = server_routes()
+    runs = RunService(ComfyQueue(), get_orders(), look_at_models)
     if routes is not None and not register_routes(
-        routes, service, get_orders(), budgets=get_budgets(), listen=listen
+        routes, service, get_orders(), budgets=get_budgets(), listen=listen, runs=runs
     ):
         # Another copy of the pack answers: nodes of ours would fill a status nobody sees.
         return CourierExtension([])

@@ -127,11 +127,18 @@ class Guards:
 
         Raises: RefusedError.
         """
+        self.check_sender(request)
+        check_content_type(request.headers)
+
+    def check_sender(self, request: web.Request) -> None:
+        """Of a request without a body, that is all there is to check.
+
+        Raises: RefusedError.
+        """
         headers = request.headers
         if not is_local(headers, self.peer_of(request)):
             check_token(headers, self.environment)
         check_origin(headers)
-        check_content_type(headers)
 
 
 def is_local(headers: Headers, peer: str | None) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .bodies import BODY_LIMIT_BYTES
 from .route_table import Answer, RouteSpec
+from .run_records import RunState
 
 _JSON = "application/json"
 _TEXT = {"type": "string"}
@@ -103,6 +103,22 @@ _SCHEMAS: dict[str, Any] = {
         },
     ),
     "Document": {"type": "object"},
+    "Text": _TEXT,
+    "Run": _object(
+        ["id", "state"],
+        {
+            "id": _TEXT,
+            "state": {"enum": [state.value for state in RunState]},
+            "ahead": {"type": ["integer", "null"], "description": "Prompts before it."},
+            "node": {"type": ["object", "null"], "description": "The node that runs."},
+            "outputs": {"type": "object", "description": "What each node showed, by its id."},
+            "error": {"type": ["object", "null"]},
+        },
+    ),
+    "Runs": _object(["runs"], {"runs": {"type": "array", "items": {"type": "object"}}}),
+    "PromptRefused": _object(
+        ["error", "node_errors"], {"error": _ERROR, "node_errors": {"type": "object"}}
+    ),
 }
 
 
@@ -113,11 +129,11 @@ def document(version: str, routes: Iterable[RouteSpec]) -> dict[str, Any]:
         "info": {
             "title": "ComfyUI-Courier",
             "version": version,
-            "description": "Put the models of a running ComfyUI to sleep, wake them, and change "
-            "their budgets.",
+            "description": "Run workflows on a ComfyUI, put its models to sleep, wake them, and "
+            "change their budgets.",
         },
         "servers": [{"url": "/"}],
-        "paths": {route.path: _path(route) for route in routes},
+        "paths": _paths(routes),
         "components": {
             "schemas": _SCHEMAS,
             "securitySchemes": {
@@ -132,23 +148,36 @@ def document(version: str, routes: Iterable[RouteSpec]) -> dict[str, Any]:
     }
 
 
-def _path(route: RouteSpec) -> dict[str, Any]:
+def _paths(routes: Iterable[RouteSpec]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return paths
+
+
+def _operation(route: RouteSpec) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.doc,
         "responses": {str(answer.status): _response(answer) for answer in route.answers},
     }
+    if route.parameters:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": _TEXT, "description": doc}
+            for name, doc in route.parameters
+        ]
+    if route.changes_state:
+        operation["security"] = [{}, {"token": []}]
     if route.fields is None:
-        return {"get": operation}
-    size = f"At most {BODY_LIMIT_BYTES} bytes of UTF-8."
+        return operation
+    size = f"At most {route.body_limit_bytes} bytes of UTF-8."
     operation["requestBody"] = {
         # Also where it may be empty: without a body most programs send no Content-Type.
         "required": True,
         "description": f"{size} It may be empty." if route.any_body else size,
         "content": {_JSON: {"schema": _body(route), "examples": _examples(route)}},
     }
-    operation["security"] = [{}, {"token": []}]
-    return {"post": operation}
+    return operation
 
 
 def _body(route: RouteSpec) -> dict[str, Any]:
@@ -172,7 +201,7 @@ def _response(answer: Answer) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{answer.schema}"}}
     if answer.example is not None:
         content["example"] = answer.example
-    response: dict[str, Any] = {"description": answer.doc, "content": {_JSON: content}}
+    response: dict[str, Any] = {"description": answer.doc, "content": {answer.media: content}}
     if answer.header is not None:
         response["headers"] = {answer.header: {"required": True, "schema": _TEXT}}
     return response

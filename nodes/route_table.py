@@ -64,6 +64,7 @@ class Answer:
     schema: str = "Error"
     example: Any = None
     header: str | None = None
+    media: str = "application/json"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class RouteSpec:
     """One path. ``what`` is for sentences: "the status" (is read), "models are woken" (with POST).
 
     ``fields`` is None where there is no body; with ``any_body`` it may have any, or be empty.
+    ``verb`` is there where the path has several: then each is a route of its own. ``parameters``
+    are the names in braces in ``path``, with what they mean.
     """
 
     path: str
@@ -81,32 +84,40 @@ class RouteSpec:
     fields: tuple[Field, ...] | None = None
     any_body: bool = False
     examples: tuple[dict[str, Any], ...] = ()
+    verb: str | None = None
+    parameters: tuple[tuple[str, str], ...] = ()
+    body_limit_bytes: int = BODY_LIMIT_BYTES
 
     @property
     def changes_state(self) -> bool:
         """Whether the guards stand before it."""
-        return self.fields is not None
+        return self.method != "GET"
+
+    @property
+    def method(self) -> str:
+        """What the document calls it."""
+        return self.verb or ("GET" if self.fields is None else "POST")
 
     @property
     def methods(self) -> tuple[str, ...]:
         """As the header ``Allow`` names them."""
-        return ("POST",) if self.changes_state else ("GET", "HEAD")
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-def _example(code: str, message: str) -> dict[str, Any]:
+def error_example(code: str, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
 
 
 def _alias_example(code: str, message: str) -> dict[str, Any]:
-    return {**_example(code, message), "success": False, "message": message}
+    return {**error_example(code, message), "success": False, "message": message}
 
 
-_WRONG_METHOD = Answer(405, "Another method; `Allow` names those there are.", header="Allow")
-_READ_FAILED = Answer(500, "It could not be read; ComfyUI's log has the details.")
-_NOT_WELL_FORMED = Answer(
+WRONG_METHOD = Answer(405, "Another method; `Allow` names those there are.", header="Allow")
+READ_FAILED = Answer(500, "It could not be read; ComfyUI's log has the details.")
+NOT_WELL_FORMED = Answer(
     400,
     "The body, or a field of it, is not as described; or a header is there twice.",
-    example=_example("invalid_field", 'level has to be 1 or 2, not the string "2"'),
+    example=error_example("invalid_field", 'level has to be 1 or 2, not the string "2"'),
 )
 _RECEIPT: dict[str, Any] = {
     "ok": True,
@@ -133,11 +144,11 @@ def _order_answers(
     busy = example("busy", "a prompt runs; try again when the queue is empty")
     return (
         success,
-        _NOT_WELL_FORMED,
+        NOT_WELL_FORMED,
         Answer(401, "From elsewhere, without the right token.", header="WWW-Authenticate"),
         Answer(403, "From a page of another origin; or from elsewhere, and no token is set."),
         Answer(404, "No model has this id.", error, unknown),
-        _WRONG_METHOD,
+        WRONG_METHOD,
         Answer(409, conflict, error, busy),
         Answer(413, f"The body is longer than {BODY_LIMIT_BYTES} bytes."),
         Answer(415, "The Content-Type is not application/json, or the body is compressed."),
@@ -148,7 +159,10 @@ def _order_answers(
 
 
 _ORDER_ANSWERS = _order_answers(
-    Answer(200, "Carried out: the receipt.", "Receipt", _RECEIPT), "Error", "OrderFailed", _example
+    Answer(200, "Carried out: the receipt.", "Receipt", _RECEIPT),
+    "Error",
+    "OrderFailed",
+    error_example,
 )
 
 
@@ -182,7 +196,7 @@ STATUS = RouteSpec(
     "status",
     "the status",
     "Every model, where its layers are, budgets and measured memory. See docs/status.md.",
-    (Answer(200, "The status.", "Status"), _WRONG_METHOD, _READ_FAILED),
+    (Answer(200, "The status.", "Status"), WRONG_METHOD, READ_FAILED),
 )
 MODELS = RouteSpec(
     PREFIX + "models",
@@ -203,8 +217,8 @@ MODELS = RouteSpec(
                 "busy": False,
             },
         ),
-        _WRONG_METHOD,
-        _READ_FAILED,
+        WRONG_METHOD,
+        READ_FAILED,
     ),
 )
 SLEEP = RouteSpec(
@@ -239,7 +253,7 @@ CANCEL = RouteSpec(
         ),
         "Error",
         "OrderFailed",
-        _example,
+        error_example,
     ),
     (),
     examples=({},),
@@ -254,7 +268,7 @@ PLAN = RouteSpec(
             Answer(200, "The plan; or `fits` is false and `message` says why.", "Plan", _PLAN),
             "Error",
             "Error",
-            _example,
+            error_example,
             "Too many such questions at the same time.",
         ),
         503,
@@ -277,7 +291,7 @@ BUDGET = RouteSpec(
         ),
         "Error",
         "OrderFailed",
-        _example,
+        error_example,
         "A prompt runs or waits, or another order; or the budget is too small, and the message "
         "names the smallest that works. Nothing has changed.",
     ),
@@ -312,6 +326,6 @@ OPENAPI = RouteSpec(
     "openapi",
     "this document",
     "This document.",
-    (Answer(200, "OpenAPI 3.1.", "Document"), _WRONG_METHOD, _READ_FAILED),
+    (Answer(200, "OpenAPI 3.1.", "Document"), WRONG_METHOD, READ_FAILED),
 )
 ROUTES = (STATUS, MODELS, SLEEP, WAKE, CANCEL, PLAN, BUDGET, RELEASE, RESUME, OPENAPI)

@@ -18,6 +18,9 @@ from .events import CLIENT_HEADER
 from .guards import Guards
 from .openapi import document
 from .route_table import MODELS, OPENAPI, PREFIX, ROUTES, STATUS, RouteSpec
+from .run_follower import RunFollower
+from .run_routes import RunDoor, RunPath
+from .run_service import RunService
 from .service import VERSION, CourierService
 from .wire import status_json
 
@@ -75,6 +78,7 @@ def register_routes(
     guards: Guards | None = None,
     budgets: BudgetControl | None = None,
     listen: Callable[[str], None] = lambda client_id: None,
+    runs: RunService | None = None,
 ) -> bool:
     """Add our routes to ``routes``, unless they are there.
 
@@ -88,9 +92,10 @@ def register_routes(
         guards: who may change a state; by default as the environment says.
         budgets: without them, no route asks for a plan or sets a budget.
         listen: called with the id of a client that asks for events.
+        runs: without it, no workflow is run.
     Returns: whether this copy of the pack answers.
     """
-    ours = _routes(service, control, guards or Guards(os.environ), budgets, listen)
+    ours = _routes(service, control, guards or Guards(os.environ), budgets, listen, runs)
     taken = {route.spec.path: _taken_by(routes, route.spec.path) for route in ours}
     strangers = {path: who for path, who in taken.items() if who not in (None, _US)}
     for path, stranger in strangers.items():
@@ -115,17 +120,19 @@ def register_routes(
 _US = "us"
 
 
+OurRoute = ReadRoute | OrderRoute | RunPath
+
+
 def _routes(
     service: CourierService,
     control: ModelControl | None,
     guards: Guards,
     budgets: BudgetControl | None,
     listen: Callable[[str], None],
-) -> list[ReadRoute | OrderRoute]:
+    runs: RunService | None,
+) -> list[OurRoute]:
     """What this copy answers, in the order of the table: the status is the first one looked for."""
-    made: list[ReadRoute | OrderRoute] = [
-        ReadRoute(STATUS, lambda: status_json(service.status()), listen)
-    ]
+    made: list[OurRoute] = [ReadRoute(STATUS, lambda: status_json(service.status()), listen)]
     if control is not None:
         made += [
             ReadRoute(MODELS, lambda: models_json(control), listen),
@@ -134,6 +141,8 @@ def _routes(
         ]
     if budgets is not None:
         made += budget_routes(budgets, guards)
+    if runs is not None:
+        made += RunDoor(runs, guards, RunFollower(runs).wake).paths()
     return made
 
 
@@ -147,12 +156,14 @@ def models_json(control: ModelControl) -> dict[str, Any]:
     }
 
 
-def _in_order(made: Sequence[ReadRoute | OrderRoute]) -> list[RouteSpec]:
-    specs = [route.spec for route in made]
-    return sorted(specs, key=ROUTES.index)
+def _in_order(made: Sequence[OurRoute]) -> list[RouteSpec]:
+    """Those of runs come last."""
+    specs = [route.spec for route in made if not isinstance(route, RunPath)]
+    of_runs = [spec for route in made if isinstance(route, RunPath) for spec in route.specs]
+    return [*sorted(specs, key=ROUTES.index), *of_runs]
 
 
-def _add(routes: web.RouteTableDef | web.UrlDispatcher, route: ReadRoute | OrderRoute) -> None:
+def _add(routes: web.RouteTableDef | web.UrlDispatcher, route: OurRoute) -> None:
     # "*": other methods are refused by us, in JSON, and HEAD cannot be registered a second time.
     if isinstance(routes, web.UrlDispatcher):
         routes.add_route("*", route.spec.path, route.handle)
@@ -164,7 +175,7 @@ def _taken_by(routes: web.RouteTableDef | web.UrlDispatcher, path: str) -> str |
     """Who answers at ``path``: nobody, _US, or where a stranger's handler was written."""
     for handler in _handlers(routes, path):
         # A second copy of the pack has classes of its own, so it is a stranger.
-        if isinstance(getattr(handler, "__self__", None), (ReadRoute, OrderRoute)):
+        if isinstance(getattr(handler, "__self__", None), (ReadRoute, OrderRoute, RunPath)):
             return _US
         return _place(handler)
     return None
