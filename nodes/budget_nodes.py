@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from comfy_api.latest import io
 
 from ..offload_core.values import Budget, ConfigError, gib_to_bytes
+from .budget_figures import CARD_HEADROOM_GIB
 
 BudgetType = io.Custom("COURIER_BUDGET")
 
@@ -17,8 +18,6 @@ PRESETS = {f"{card} GiB card / {ram} GiB RAM": (card, ram) for card, ram in _PAI
 CHOICES = (AUTO, *PRESETS, CUSTOM)
 EACH, TOGETHER = "each model", "all models together"
 
-_CARD_HEADROOM_GIB = 0.75
-"""What a card's name promises and ComfyUI cannot have: the driver's context and the desktop."""
 _RAM_SHARE = 0.5
 """Of the machine's RAM; the rest is for text encoders, the file cache, and everybody else."""
 
@@ -66,7 +65,7 @@ def _figures(preset: str, vram_gib: float, host_gib: float) -> CourierBudget:
     card, ram = PRESETS[preset]
     return CourierBudget(
         Budget(
-            gib_to_bytes(card - _CARD_HEADROOM_GIB, "preset"),
+            gib_to_bytes(card - CARD_HEADROOM_GIB, "preset"),
             gib_to_bytes(ram * _RAM_SHARE, "preset"),
         ),
         preset,

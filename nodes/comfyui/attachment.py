@@ -19,15 +19,12 @@ from ...offload_core.values import (
     EngineState,
     Switches,
 )
+from ..budget_figures import AUTOMATIC_HOST_SHARE
 from ..service import AskedBy
 from .private_weights import PrivateWeights
 
 ATTRIBUTE = "courier"
 """The attribute of the inner model. The engine is held here and nowhere else."""
-
-_AUTOMATIC_HOST_SHARE = 0.6
-"""Of what the machine or its container has free. The rest is for text encoders, the page cache of
-the files themselves, and everybody else."""
 
 _GUESS_FACTOR = 1.5
 _GUESS_MORE_BYTES = 640 << 20
@@ -220,7 +217,7 @@ def automatic_host_bytes(switches: Switches, held_bytes: int = 0, unseen_bytes: 
     usable = host_limits(driver_locked_bytes=unseen_bytes).available_bytes + held_bytes
     if switches.pretend_host_bytes is not None:
         usable = min(usable, switches.pretend_host_bytes)
-    return int(usable * _AUTOMATIC_HOST_SHARE)
+    return int(usable * AUTOMATIC_HOST_SHARE)
 
 
 def attachment_of(model: Any) -> Attachment | None:

@@ -1,0 +1,28 @@
+#!/usr/bin/env python3
+"""ComfyUI-Courier without a browser: a command, and the clients for Python programs.
+
+    python courier.py run workflow.json
+    from courier import CourierClient
+
+Runs from any working folder. Needs neither ComfyUI nor torch; ``plan`` needs torch.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+# The pack's folder as a package under a name of our own: its __init__ is ComfyUI's door, and its
+# "nodes" must never be found by that name, which is ComfyUI's own.
+_ALIAS = "_comfyui_courier_files"
+if _ALIAS not in sys.modules:
+    _package = ModuleType(_ALIAS)
+    _package.__path__ = [str(Path(__file__).resolve().parent)]
+    sys.modules[_ALIAS] = _package
+_headless = importlib.import_module(f"{_ALIAS}.nodes.headless")
+
+globals().update({name: getattr(_headless, name) for name in _headless.__all__})
+__all__ = list(_headless.__all__)
+
+if __name__ == "__main__":
+    sys.exit(importlib.import_module(f"{_ALIAS}.nodes.headless.command").main(sys.argv[1:]))

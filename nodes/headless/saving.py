@@ -1,0 +1,53 @@
+"""What a run wrote, brought here."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from .client import CourierClient
+from .errors import UsageError
+from .records import Run
+
+_UNSAFE = re.compile(r'[\x00-\x1f<>:"/\\|?*]')
+
+
+def save_files(client: CourierClient, run: Run, folder: Path) -> list[Path]:
+    """Every file of the run into ``folder``, which is made; no file that is there is replaced.
+
+    Raises: UsageError where the folder cannot be written; RefusedError where a file is gone.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [
+            _write_new(folder, safe_name(file.filename), client.download(file))
+            for file in run.files()
+        ]
+    except OSError as error:
+        raise UsageError(f"--save: {error.strerror}: {error.filename}") from None
+
+
+def safe_name(name: str) -> str:
+    """A file's name that stays in its folder, on every system."""
+    last = re.split(r"[\\/]", name)[-1]
+    # As bytes of UTF-8: under LC_ALL=C a name that is not ASCII could not be written otherwise.
+    return os.fsdecode(_UNSAFE.sub("_", last).strip(". ").encode("utf-8", "replace")) or "file"
+
+
+def _write_new(folder: Path, name: str, data: bytes) -> Path:
+    stem, dot, ending = name.rpartition(".")
+    number = 0
+    while True:
+        tried = name if not number else f"{stem or name} ({number}){dot}{ending if dot else ''}"
+        path = folder / tried
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            number += 1
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        else:
+            return path

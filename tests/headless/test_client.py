@@ -1,0 +1,318 @@
+"""Both clients against Courier's own routes on loopback, and against what is no Courier."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ..nodes.conftest import FakeControl, load_pack
+from ..nodes.test_run_service import PROMPT, Studio
+from .conftest import Headless
+
+
+@contextmanager
+def serving(app: web.Application) -> Iterator[str]:
+    """Serve ``app`` on loopback from a thread of its own. Gives: its address."""
+    ready, loops = threading.Event(), []
+    address: list[str] = []
+
+    async def serve() -> None:
+        ending = asyncio.Event()
+        runner = web.AppRunner(app, shutdown_timeout=0.5)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        loops.append((asyncio.get_running_loop(), ending))
+        # Its one thread begins here, and not in the middle of a test.
+        loops[0][0].set_default_executor(ThreadPoolExecutor(1))
+        await asyncio.to_thread(int)
+        ready.set()
+        await ending.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="server of a test")
+    thread.start()
+    ready.wait()
+    try:
+        yield address[0]
+    finally:
+        loops[0][0].call_soon_threadsafe(loops[0][1].set)
+        thread.join()
+
+
+class Place:
+    """Courier's routes, with a queue that the test moves; and who asked for what."""
+
+    def __init__(self) -> None:
+        pack = load_pack()
+        under_way = pack.module("nodes.under_way").OrderList()
+        self.control = FakeControl(pack.module("nodes.control").UnknownModelError, under_way)
+        self.studio = Studio(pack, self.control)
+        guards = pack.module("nodes.guards")
+        self.environment: dict[str, str] = {}
+        made = guards.Guards(self.environment, rate=guards.RateLimit(burst=10**6))
+        service = pack.module("nodes.service").CourierService()
+        self.app = web.Application()
+        routes = pack.module("nodes.routes")
+        assert routes.register_routes(self.app.router, service, self.control, made)
+        door = pack.module("nodes.run_routes").RunDoor(self.studio.service, made, lambda: None)
+        for path in door.paths():
+            self.app.router.add_route("*", path.spec.path, path.handle)
+
+
+@pytest.fixture(scope="module")
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture(scope="module")
+def address(place: Place) -> Iterator[str]:
+    with serving(place.app) as address:
+        yield address
+
+
+@pytest.fixture
+def client(headless: Headless, address: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("COURIER_TOKEN", raising=False)
+    return headless.courier.CourierClient(address)
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: pytest.FixtureRequest, headless: Headless, address: str) -> Callable[..., Any]:
+    """``ask("sleep", level=2)``: the method of either client, called to its end."""
+    courier = headless.courier
+
+    def call(name: str, *args: Any, **more: Any) -> Any:
+        if request.param == "sync":
+            return getattr(courier.CourierClient(address), name)(*args, **more)
+
+        async def run() -> Any:
+            async with courier.AsyncCourierClient(address) as client:
+                return await getattr(client, name)(*args, **more)
+
+        return asyncio.run(run())
+
+    return call
+
+
+def test_status_and_models(ask: Callable[..., Any]) -> None:
+    assert ask("status")["models"] == []
+    assert [model["id"] for model in ask("models")] == ["wan-1", "sd3-2"]
+
+
+def test_sleep_and_wake_send_what_was_meant(ask: Callable[..., Any], place: Place) -> None:
+    assert ask("sleep", ["wan-1"], level=2, when="idle", on_use="wake")["action"] == "sleep"
+    order = place.control.orders[-1]
+    assert (order.models, order.level, order.when.value, order.on_use.value) == (
+        ("wan-1",), 2, "idle", "wake",
+    )  # fmt: skip
+    assert ask("wake")["action"] == "wake"
+    assert place.control.orders[-1].models is None
+
+
+def test_a_refusal_has_the_servers_words(ask: Callable[..., Any], headless: Headless) -> None:
+    with pytest.raises(headless.courier.RefusedError) as caught:
+        ask("sleep", ["nobody"])
+    error = caught.value
+    assert (error.status, error.code, error.exit_status) == (404, "unknown_model", 8)
+    with pytest.raises(headless.courier.RefusedError, match="level has to be 1 or 2"):
+        ask("sleep", level=3)
+    with pytest.raises(headless.courier.RefusedError) as caught:
+        ask("run", "../../x")
+    assert caught.value.code == "unknown_run"
+
+
+def test_a_run_is_begun_read_listed_and_cancelled(
+    ask: Callable[..., Any], headless: Headless, place: Place
+) -> None:
+    options = headless.courier.RunOptions(name="x", sleep_after=2, time_limit_seconds=9)
+    run = ask("start", PROMPT, options)
+    assert (run.state, run.name, run.nodes, run.has_ended) == ("queued", "x", 2, False)
+    order = place.studio.service.record(run.id).order
+    assert (order.sleep_after, order.time_limit_seconds, order.on_use.value) == (2, 9.0, "wake")
+    assert ask("run", run.id) == run
+    assert ask("runs")[0].id == run.id
+    assert ask("cancel", run.id).id == run.id
+    place.studio.end(run.id)
+
+
+def test_a_large_workflow_is_sent(ask: Callable[..., Any], place: Place) -> None:
+    run = ask("start", {"1": {"class_type": "X", "inputs": {"text": "x" * (3 << 20)}}})
+    assert run.state == "queued"
+    place.studio.end(run.id)
+
+
+def test_waiting_ends_with_the_run(
+    ask: Callable[..., Any], headless: Headless, place: Place
+) -> None:
+    run = ask("start", PROMPT)
+    ender = threading.Timer(0.3, lambda: place.studio.end(run.id))
+    ender.start()
+    found = ask("wait", run.id)
+    ender.join()
+    assert (found.state, found.is_over) == ("done", True)
+    for error, kind in (("node_failed", "RunFailedError"), ("interrupted", "RunCancelledError")):
+        run = ask("start", PROMPT)
+        place.studio.end(run.id, error, interrupted=error == "interrupted")
+        with pytest.raises(getattr(headless.courier, kind), match="because") as caught:
+            ask("wait", run.id)
+        assert caught.value.run.id == run.id
+
+
+def test_events_are_followed_and_a_broken_connection_is_taken_up_where_it_was(
+    client: Any, place: Place, monkeypatch: pytest.MonkeyPatch, headless: Headless
+) -> None:
+    module = headless.module("client")
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    run = client.start(PROMPT)
+    place.studio.move(run.id, "RUNNING")
+    seen = []
+    send, broken = client.send, []
+
+    def breaks(call: Any, *args: Any) -> Any:
+        answer = send(call, *args)
+        if call.path.endswith("/events") and len(broken) < 2:
+            broken.append(args[1]["Last-Event-ID"])
+            first = [next(iter(answer)) for _ in range(4)]  # one event
+
+            class Broken:
+                def __enter__(self) -> Any:
+                    return self
+
+                def __exit__(self, *_: object) -> None:
+                    answer.close()
+
+                def __iter__(self) -> Iterator[bytes]:
+                    yield from first
+                    raise ConnectionResetError("gone")
+
+            return Broken()
+        return answer
+
+    client.send = breaks
+    for event in client.follow(run.id):
+        seen.append((event.number, event.kind, event.run.state))
+        if event.number == 2:
+            place.studio.end(run.id)
+    assert seen == [(1, "state", "queued"), (2, "state", "running"), (3, "end", "done")]
+    assert broken == ["0", "1"]
+
+
+def test_nobody_there_is_one_sentence(headless: Headless) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    courier = headless.courier
+    with pytest.raises(courier.ConnectionLostError, match="is ComfyUI running there") as caught:
+        courier.CourierClient(nobody).status()
+    assert caught.value.exit_status == 5
+
+    async def run() -> Any:
+        async with courier.AsyncCourierClient(nobody) as client:
+            await client.status()
+
+    with pytest.raises(courier.ConnectionLostError, match="is ComfyUI running there"):
+        asyncio.run(run())
+
+
+def test_a_server_that_ends_in_a_run_is_told_as_lost(
+    headless: Headless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("client", "async_client"):
+        monkeypatch.setattr(headless.module(name), "FIRST_PAUSE_SECONDS", 0.01)
+    place = Place()
+    with serving(place.app) as address:
+        client = headless.courier.CourierClient(address)
+        run = client.start(PROMPT)
+        events = client.follow(run.id)
+        next(events)
+    with pytest.raises(headless.courier.ConnectionLostError, match="does not answer any more"):
+        list(events)
+
+
+def test_what_is_no_courier_is_said(headless: Headless) -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<html>", status=200 if request.path.endswith("models") else 404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", page)
+    with serving(app) as address:
+        client = headless.courier.CourierClient(address)
+        with pytest.raises(headless.courier.RefusedError, match="no Courier answers there"):
+            client.status()
+        with pytest.raises(headless.courier.RefusedError, match="no JSON that can be read"):
+            client.models()
+
+
+@pytest.mark.parametrize(("given", "address"), [
+    ("127.0.0.1:8188", "http://127.0.0.1:8188"),
+    ("http://host/", "http://host"),
+    ("https://host:1/prefix/", "https://host:1/prefix"),
+    ("http://[::1]:8188", "http://[::1]:8188"),
+])  # fmt: skip
+def test_addresses_as_people_write_them(headless: Headless, given: str, address: str) -> None:
+    assert headless.courier.CourierClient(given).address == address
+
+
+@pytest.mark.parametrize("given", ["ftp://x", "http://", "http://x:port", "http://x:99999", "://"])
+def test_what_is_no_address_is_refused(headless: Headless, given: str) -> None:
+    with pytest.raises(headless.courier.UsageError, match="is no address of a server"):
+        headless.courier.CourierClient(given)
+
+
+def test_the_default_address_and_the_token_come_from_the_environment(
+    headless: Headless, place: Place, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COURIER_SERVER", raising=False)
+    assert headless.courier.CourierClient().address == "http://127.0.0.1:8188"
+    monkeypatch.setenv("COURIER_SERVER", address)
+    monkeypatch.setenv("COURIER_TOKEN", "secret")
+    calls = headless.module("calls")
+    assert calls.headers_of(calls.status(), None)["Authorization"] == "Bearer secret"
+    assert calls.headers_of(calls.status(), "other")["Authorization"] == "Bearer other"
+    assert headless.courier.CourierClient().status()["models"] == []
+
+
+def test_figures_that_stay_as_they_are_are_not_sent(headless: Headless) -> None:
+    calls, keep = headless.module("calls"), headless.courier.KEEP
+    assert calls.plan("m", keep, keep).body == {"model": "m"}
+    assert calls.plan("m", 3.5, None).body == {"model": "m", "device_gib": 3.5, "host_gib": None}
+    assert calls.budget("m", keep, 0, "idle").body == {"model": "m", "host_gib": 0, "when": "idle"}
+
+
+def test_a_body_that_is_no_json_is_refused_before_it_is_sent(
+    client: Any, headless: Headless
+) -> None:
+    for value in (float("nan"), object()):
+        with pytest.raises(headless.courier.UsageError, match="cannot be written as JSON"):
+            client.start({"1": {"class_type": "X", "inputs": {"x": value}}})
+
+
+def test_files_of_a_run(headless: Headless) -> None:
+    run = headless.courier.Run.from_json({
+        "id": "x", "state": "done", "outputs": {
+            "9": {"images": [{"filename": "a.png", "subfolder": "s", "type": "temp"}, {"x": 1}, 7]},
+            "8": {"text": ["hello"], "gifs": [{"filename": "b.mp4"}], "odd": None}, "7": None,
+        },
+    })  # fmt: skip
+    files = [(f.node_id, f.filename, f.subfolder, f.type) for f in run.files()]
+    assert files == [("9", "a.png", "s", "temp"), ("8", "b.mp4", "", "output")]
+
+
+def test_events_are_read_however_they_are_written(headless: Headless) -> None:
+    reader = headless.module("calls").EventReader()
+    data = json.dumps({"id": "x", "state": "running"})
+    lines = [": still here", "", "id: 4", "event: progress", f"data: {data}", "", "", "id: x", ""]
+    events = [event for line in lines for event in reader.feed(f"{line}\r\n".encode())]
+    assert [(e.number, e.kind, e.run.state) for e in events] == [(4, "progress", "running")]
+    assert reader.last_number == 4

@@ -1,0 +1,246 @@
+"""The command without a server: what it imports, what it refuses, and how it speaks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import COMMAND, ROOT, Headless
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+
+
+def run(
+    *arguments: str | bytes, folder: Path | None = None, data: bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, str(COMMAND), *arguments],
+        cwd=folder,
+        input=data,
+        env={**os.environ, "COURIER_SERVER": "http://127.0.0.1:9", **environment},
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def test_help_names_every_command_and_every_exit_status() -> None:
+    done = run("--help")
+    text = done.stdout.decode()
+    assert (done.returncode, done.stderr) == (0, b"")
+    for name in ("run", "check", "convert", "status", "runs", "cancel", "sleep", "wake", "plan"):
+        assert f"\n    {name} " in text
+    assert "130  stopped with Ctrl-C" in text
+    for name in ("run", "plan", "sleep"):
+        assert run(name, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("how", ["import courier", "from courier import *", "import courier as c"])
+def test_the_client_comes_without_torch_comfyui_aiohttp_or_the_packs_door(
+    tmp_path: Path, how: str
+) -> None:
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); {how}; import courier;"
+        "bad = {'torch', 'aiohttp', 'nodes', 'comfy', 'server', 'execution', 'PIL', 'safetensors'};"
+        "assert not bad & set(sys.modules), bad & set(sys.modules);"
+        "door = [m for m in sys.modules.values() if getattr(m, 'comfy_entrypoint', 0)];"
+        "assert not door; import threading; assert threading.active_count() == 1;"
+        "print(courier.CourierClient, courier.AsyncCourierClient, sorted(courier.__all__)[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_module_called_nodes_of_somebody_else_is_not_disturbed(tmp_path: Path) -> None:
+    """ComfyUI's own is called so, and a program may run beside it."""
+    (tmp_path / "nodes.py").write_text("whose = 'theirs'\n")
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); import nodes, courier;"
+        "assert nodes.whose == 'theirs'; courier.CourierClient('http://x')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_door_lists_what_it_gives() -> None:
+    code = f"import sys; sys.path.append({str(ROOT)!r}); import courier; print(courier.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    names = eval(done.stdout)
+    ranks = [(not name.isupper(), not name[0].isupper(), name) for name in names]
+    assert ranks == sorted(ranks)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ((), "required: COMMAND"),
+    (("dance",), "invalid choice"),
+    (("run",), "required: workflow"),
+    (("run", "x.json", "--vram", "2GB"), "is no number of GiB"),
+    (("run", "x.json", "--vram", "-1"), "is not between 0 and 4096"),
+    (("run", "x.json", "--vram", "nan"), "is not between 0 and 4096"),
+    (("run", "x.json", "--time-limit", "0"), "is no number of seconds"),
+    (("run", "x.json", "--sleep-after", "3"), "invalid choice"),
+    (("run", "x.json", "--server", "a", "--comfyui", "b"), "not allowed with"),
+    (("sleep", "--level", "9"), "invalid choice"),
+    (("status", "--server", "ftp://x"), "is no address"),
+    (("plan", "x", "--card", "12", "--vram", "3"), "not allowed with"),
+])  # fmt: skip
+def test_options_that_cannot_be_meant_end_with_2_and_one_sentence(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    done = run(*arguments)
+    text = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert words in text
+    assert len(text.splitlines()) == 1
+    told = json.loads(run(*arguments, "--json").stdout)
+    assert (told["exit_status"], told["error"]["code"]) == (2, "usage")
+
+
+def test_a_file_that_is_none_ends_with_3_and_asks_nobody(tmp_path: Path) -> None:
+    for name in ("run", "check", "convert"):
+        done = run(name, str(tmp_path / "no.json"))
+        assert done.returncode == 3
+        assert done.stderr.decode().strip().endswith("no.json does not exist")
+    assert run("check", "-", data=b"[]").returncode == 3
+
+
+def test_nobody_there_ends_with_5(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"1": {"class_type": "X", "inputs": {}}}')
+    for arguments in (("run", str(file)), ("status",), ("wake",), ("cancel", "x")):
+        done = run(*arguments, "--json")
+        told = json.loads(done.stdout)
+        assert (done.returncode, told["error"]["code"]) == (5, "no_answer"), done
+
+
+def test_a_folder_that_is_no_comfyui(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"1": {"class_type": "X", "inputs": {}}}')
+    done = run("run", str(file), "--comfyui", str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no main.py" in done.stderr.decode()
+    (tmp_path / "main.py").write_text("print('hello from it'); raise SystemExit(7)")
+    done = run("run", str(file), "--comfyui", str(tmp_path), "--comfyui-python", sys.executable)
+    assert done.returncode == 1
+    assert "ComfyUI ended with 7 instead of starting" in done.stderr.decode()
+    assert "hello from it" in done.stderr.decode()
+
+
+# CASES 46, 48: other encodings, other folders, names as people have them
+
+
+@pytest.mark.parametrize("environment", [{}, C_LOCALE], ids=["as it is", "LC_ALL=C"])
+def test_names_and_words_in_any_encoding(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "模型 x" / "ä b"
+    folder.mkdir(parents=True)
+    (folder / "a 🐎 (1).json").write_text("[]")
+    for path in ("ä b/a 🐎 (1).json", str(folder / "a 🐎 (1).json")):
+        done = run("check", path.encode(), folder=folder.parent, **environment)
+        assert done.returncode == 3
+        text = done.stderr.decode()
+        shown = "a 🐎 (1).json" if not environment else "a \\U0001f40e (1).json"
+        assert f"{shown} is JSON, but a list and no workflow" in text
+    told = json.loads(run("check", "ä b/n 猫.json".encode(), "--json", folder=folder.parent,
+                          **environment).stdout)  # fmt: skip
+    assert told["error"]["message"] == "ä b/n 猫.json does not exist"
+
+
+def test_text_arguments_are_read_as_utf8_whatever_the_locale(headless: Headless) -> None:
+    text_of = headless.module("text").text_of
+    assert text_of("猫") == "猫"
+    assert text_of("猫".encode().decode("ascii", "surrogateescape")) == "猫"
+    text_of("\ud800").encode()
+
+
+# Progress
+
+
+def events(headless: Headless) -> list[Any]:
+    run_from = headless.courier.Run.from_json
+    node = {"id": "7", "class_type": "KSampler", "title": "Sam\npler", "step": 0, "steps": 20}
+    running = {"id": "x", "state": "running", "nodes": 10, "nodes_done": 4}
+    return [
+        run_from({"id": "x", "state": "queued", "ahead": 2}),
+        run_from(running),
+        *(run_from({**running, "node": {**node, "step": step}}) for step in (5, 20)),
+        run_from({"id": "x", "state": "done"}),
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_gets_plain_lines_and_no_more_than_places(headless: Headless) -> None:
+    error = io.StringIO()
+    console = headless.module("console").Console(as_json=False, error=error)
+    for event in events(headless):
+        console.progress(event)
+    assert error.getvalue().splitlines() == [
+        "queued, 2 before it",
+        "running  4/10 nodes",
+        "running  4/10 nodes  node 7 Sam pler 5/20",
+        "done",
+    ]
+
+
+def test_a_terminal_gets_a_bar_that_grows_and_goes(headless: Headless) -> None:
+    error = Terminal()
+    console = headless.module("console").Console(as_json=False, error=error)
+    for event in events(headless):
+        console.progress(event)
+    console.clear()
+    drawn = error.getvalue().split("\r")
+    bars = [text for text in drawn if text.startswith("[")]
+    filled = [text.count("#") for text in bars]
+    assert len(bars) == 2
+    assert 0 < filled[0] < filled[1] < 24
+    assert "Sam pler 20/20" in bars[1]
+    assert drawn[-2].strip() == ""
+    quiet = Terminal()
+    console = headless.module("console").Console(as_json=False, quiet=True, error=quiet)
+    for event in events(headless):
+        console.progress(event)
+    console.note("hello")
+    assert quiet.getvalue() == ""
+
+
+# Files that come back
+
+
+@pytest.mark.parametrize(("name", "safe"), [
+    ("a.png", "a.png"), ("../../etc/passwd", "passwd"), ("..\\..\\x.png", "x.png"), ("..", "file"),
+    ("C:x.png", "C_x.png"), ("a\0b.png", "a_b.png"), ("", "file"), ("猫 x.png", "猫 x.png"),
+    ("nul:", "nul_"), (".", "file"), ("a/..", "file"),
+])  # fmt: skip
+def test_a_file_stays_in_its_folder(headless: Headless, name: str, safe: str) -> None:
+    assert headless.module("saving").safe_name(name) == safe
+
+
+def test_no_file_is_replaced(headless: Headless, tmp_path: Path) -> None:
+    courier = headless.courier
+    shown = [{"filename": "a.png"}, {"filename": "a.png"}, {"filename": "sub/a"}]
+    run = courier.Run.from_json({"id": "x", "state": "done", "outputs": {"9": {"images": shown}}})
+
+    class Client:
+        def download(self, file: Any) -> bytes:
+            return f"{file.filename}".encode()
+
+    save = headless.module("saving").save_files
+    saved = save(Client(), run, tmp_path / "new" / "folder")
+    assert [path.name for path in saved] == ["a.png", "a (1).png", "a"]
+    again = save(Client(), run, tmp_path / "new" / "folder")
+    assert [path.name for path in again] == ["a (2).png", "a (3).png", "a (1)"]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(courier.UsageError, match="--save"):
+        save(Client(), run, blocked)
