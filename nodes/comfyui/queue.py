@@ -20,6 +20,8 @@ from ..wire import status_json
 from .host import prompt_queue, server
 
 WAKE_NODE = "courier_wake_before"
+_CLIENT_ID = "courier-runs"
+"""Nobody's: what ComfyUI tells a client by its socket goes nowhere."""
 _ID, _PROMPT = 1, 2
 """Places in an entry of the queue: (number, id, prompt, extra data, outputs, secrets)."""
 
@@ -32,7 +34,8 @@ class ComfyQueue:
         instance = server()
         if instance is None:
             raise PromptRefusedError("ComfyUI runs without a server here", {})
-        extra: dict[str, Any] = {}
+        # Without a client, ComfyUI keeps back what nodes in its cache showed, pictures included.
+        extra: dict[str, Any] = {"client_id": _CLIENT_ID}
         if order.workflow is not None:
             extra["extra_pnginfo"] = {"workflow": order.workflow}
         body = {"prompt": _prompt_of(order), "prompt_id": prompt_id, "extra_data": extra}

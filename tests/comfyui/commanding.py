@@ -1,0 +1,173 @@
+"""The command against a real server, and a place to look at what it left there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from PIL import Image
+
+from devtools.comfy_cli import ensure_comfy_cli
+from devtools.comfyui_host import ComfyUIHost
+from devtools.paths import checkout
+from devtools.small_workflows import Prompt, loaded_with, workflow
+
+COMMAND = Path(__file__).resolve().parents[2] / "courier.py"
+COMMAND_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command ended with."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(
+    server: ComfyUIHost | None, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """For the command: that server, and comfy-cli's own environment."""
+    found = {**os.environ, "COURIER_COMFY_CLI_PYTHON": str(ensure_comfy_cli(checkout()))}
+    for name in ("PYTHONPATH", "COURIER_TOKEN", "COURIER_SERVER"):
+        found.pop(name, None)
+    if server is not None:
+        found["COURIER_SERVER"] = server.address
+    return {**found, **more}
+
+
+class Bench:
+    """A server, the command and the client."""
+
+    def __init__(self, server: ComfyUIHost, small_models: Any) -> None:
+        self.server = server
+        self.small_models = small_models
+        self.courier = load_courier()
+        self.client = self.courier.CourierClient(server.address)
+        self.seed = 1000
+
+    def prompt(self, class_type: str = "CourierLoadDiffusionModel", **more: Any) -> Prompt:
+        """A workflow of which nothing is cached but its loaders."""
+        self.seed += 1
+        loader = loaded_with(class_type, self.small_models["wan"].name)
+        return workflow(self.small_models, loader, seed=more.pop("seed", self.seed), **more)
+
+    def long_prompt(self) -> Prompt:
+        """One that runs until it is stopped."""
+        return self.prompt(steps=10_000)
+
+    def start(
+        self, *arguments: str | bytes, folder: Path | None = None, **more: str
+    ) -> subprocess.Popen[bytes]:
+        """The command, begun."""
+        return subprocess.Popen(
+            [sys.executable, str(COMMAND), *arguments],
+            cwd=folder,
+            env=environment(self.server, more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(
+        self,
+        *arguments: str | bytes,
+        data: bytes = b"",
+        folder: Path | None = None,
+        **more: str,
+    ) -> Done:
+        """The command, to its end."""
+        return finished(self.start(*arguments, folder=folder, **more), data)
+
+    def until(self, run_id: str, state: str, step: int = 0) -> Any:
+        """The run, once it is so far."""
+        for event in self.client.follow(run_id):
+            run = event.run
+            if run.state == state and (not step or ((run.node or {}).get("step") or 0) >= step):
+                return run
+            assert not run.has_ended, run
+        raise AssertionError("the events ended")
+
+    def start_patiently(self, prompt: Prompt) -> Any:
+        """Begin it, however many were begun just now."""
+        while True:
+            run = self._started(prompt)
+            if run is not None:
+                return run
+            time.sleep(0.2)  # so many a second and no more
+
+    def _started(self, prompt: Prompt) -> Any:
+        try:
+            return self.client.start(prompt)
+        except self.courier.RefusedError as error:
+            if error.code != "too_many_requests":
+                raise
+            return None
+
+    def traces(self) -> Any:
+        """Everything that a run leaves: what was queued, what ran, and models."""
+        client = self.server.client
+        return (
+            sorted(client.request("/history")),
+            client.request("/queue"),
+            [run.id for run in self.client.runs()],
+            client.request("/courier/v1/models")["models"],
+        )
+
+    def forget(self) -> None:
+        """Have ComfyUI forget what it has computed, so that the next run computes it again."""
+        self.server.client.request("/free", {"unload_models": True, "free_memory": True})
+
+    def pixels(self, run: Any) -> list[bytes]:
+        """The pictures of a run, decoded; none of them of one colour."""
+        found = []
+        for file in run.files():
+            with Image.open(io.BytesIO(self.client.download(file))) as picture:
+                assert picture.convert("RGB").getcolors(1) is None, "a picture of one colour"
+                found.append(picture.tobytes())
+        assert found, "the run made no picture"
+        return found
+
+
+def finished(process: subprocess.Popen[bytes], data: bytes = b"") -> Done:
+    """What it ended with; a command that does not end is a failure."""
+    try:
+        out, err = process.communicate(data, COMMAND_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"the command did not end\n{out!r}\n{err!r}") from None
+    return Done(process.returncode, out.decode(), err.decode())
+
+
+def load_courier() -> ModuleType:
+    """``courier.py`` as ``import courier`` gives it."""
+    spec = importlib.util.spec_from_file_location("courier_of_the_tests", COMMAND)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def headless(name: str) -> ModuleType:
+    """One of the modules behind it."""
+    load_courier()
+    return importlib.import_module(f"_comfyui_courier_files.nodes.headless.{name}")
