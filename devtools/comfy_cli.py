@@ -58,8 +58,11 @@ def comfy_cli_environment(paths: Paths, home: Path) -> dict[str, str]:
     """For its command: ComfyUI's environment is ours, settings are in ``home``, and nothing is told
     to anybody."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    scripts = ensure_comfy_cli(paths).parent
     return {
         **kept,
+        # It calls itself by its name.
+        "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "VIRTUAL_ENV": str(paths.venv),
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / "config"),
