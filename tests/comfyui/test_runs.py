@@ -386,3 +386,94 @@ def test_a_server_that_is_killed_in_a_run_is_told_as_lost(
     assert (done.status, done.json["error"]["code"]) == (5, "no_answer")
     assert f"what became of run {run_id} is not known" in done.json["error"]["message"]
     server.stop()
+
+
+# CASES 46 to 48, 59, 60: malformed files through the command
+
+
+def text_of(bench: Bench, **changes: Any) -> bytes:
+    """The good workflow with nodes changed; None takes one away."""
+    prompt = bench.prompt(seed=1)
+    for node_id, value in changes.items():
+        if value is None:
+            del prompt[node_id.strip("n")]
+        else:
+            prompt[node_id.strip("n")] = value
+    return json.dumps(prompt).encode()
+
+
+def malformed(bench: Bench) -> dict[str, tuple[bytes, int, str]]:
+    """Bytes of a file, the exit status, and what the sentence has to say."""
+    good = text_of(bench)
+    ui = {"nodes": [{"id": 1, "type": "workflow>Mine"}], "links": []}
+    loader = {"class_type": "CourierLoadDiffusionModel"}
+
+    def model(name: str) -> bytes:
+        inputs = {"unet_name": name, "weight_dtype": "default"}
+        return text_of(bench, n1={**loader, "inputs": inputs})
+
+    return {
+        "empty": (b"", 3, "is empty (0 bytes)"),
+        "cut short": (good[:-30], 3, "is not JSON, or not all of it"),
+        "a web page": (b"<!DOCTYPE html><html>", 3, "is not JSON"),
+        "latin-1": ('{"1": "\xe4"}'.encode("latin-1"), 3, "is no text in UTF-8"),
+        "a list": (b"[1, 2, 3]", 3, "but a list and no workflow"),
+        "settings": (b'{"theme": "dark"}', 3, "nothing in it is a node"),
+        "a jpeg": (b"\xff\xd8\xff\xe0" + b"0" * 99, 3, "is a JPEG"),
+        "half a picture": (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", 3, "is a damaged picture"),
+        "too deep": (b"[" * 50_000, 3, "nested too deeply"),
+        "group nodes": (json.dumps(ui).encode(), 3, "group nodes of an older ComfyUI: node 1"),
+        "a node {}": (text_of(bench, n1={}), 4, "node 1 (no class): has no class_type"),
+        "a missing class": (
+            text_of(bench, n1=node("UNETLoadr")), 4, "the nearest names: UNETLoader",
+        ),
+        "no loader": (text_of(bench, n1=None), 4, 'model comes from node "1", which is not in'),
+        "a ring": (
+            text_of(bench, n10=node("VAEDecode", samples=["10", 0], vae=["8", 0])), 4, "in a ring",
+        ),
+        "past the end": (
+            text_of(bench, n10=node("VAEDecode", samples=["7", 5], vae=["8", 0])), 4,
+            "comes from output 5 of node 7 (KSampler); it has: 0 LATENT",
+        ),
+        "no output": (text_of(bench, n9=None), 4, "no node is an output"),
+        "another type": (
+            text_of(bench, n10=node("VAEDecode", samples=["8", 0], vae=["8", 0])), 4,
+            "has to be LATENT, and output 0 of node 8 (VAELoader) is VAE",
+        ),
+        "a model that is not here": (model("wan 猫.safetensors"), 4, "a model that this ComfyUI"),
+        "a path upwards": (model("..\\..\\etc\\passwd"), 4, "a model that this ComfyUI"),
+        "a path from the root": (model("/etc/passwd"), 4, "a model that this ComfyUI"),
+        "a drive": (model("C:\\x.safetensors"), 4, "a model that this ComfyUI"),
+        "a zero byte": (model("courier_wan_small_bf16.safetensors\0"), 4, "a model that this"),
+        "a renamed input": (
+            text_of(bench, n8=node("VAELoader", vae="x")), 4, "was it renamed?",
+        ),
+        "a number in words": (
+            text_of(bench, n6=node("EmptyHunyuanLatentVideo", width="wide", height=32, length=1,
+                                   batch_size=1)), 4, "width has to be a whole number",
+        ),
+    }  # fmt: skip
+
+
+def test_malformed_files_are_said_and_leave_nothing(bench: Bench, tmp_path: Path) -> None:
+    cases = malformed(bench)
+    assert len(cases) >= 20
+    # One process after the other on two cores would be all there is to wait for.
+    before = bench.traces()
+    running = {}
+    for name, (data, _, _) in cases.items():
+        file = tmp_path / f"{name} 模型.json"
+        file.write_bytes(data)
+        running[name] = bench.start("run", str(file))
+        if len(running) % 4 == 0:
+            for process in running.values():
+                process.wait()
+    for name, (_, status, words) in cases.items():
+        done = finished(running[name])
+        assert (done.status, done.out) == (status, ""), f"{name}: {done.err}"
+        assert words in done.err, f"{name}: {done.err}"
+        assert "Traceback" not in done.err, name
+        # A check has a line for each fault, and a line before them.
+        assert len(done.err.splitlines()) <= (1 if status == 3 else 3), f"{name}: {done.err}"
+    assert bench.traces() == before
+    bench.server.check_alive()
