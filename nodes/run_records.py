@@ -109,6 +109,8 @@ class RunRecord:
     """A run as it is now. Times are seconds; ``created_at`` counts from 1970.
 
     Attributes:
+        order: without the workflows, once it has ended: a hundred of them may be large.
+        nodes: how many the prompt has.
         ahead: prompts before it in the queue; None once it runs.
         models: what the status says of Courier's models, looked at while it ran.
         device_peak_bytes: the most that the driver counted in use meanwhile, by everybody.
@@ -117,6 +119,7 @@ class RunRecord:
     id: str
     order: RunOrder
     created_at: float
+    nodes: int
     state: RunState = RunState.QUEUED
     ahead: int | None = None
     node: NodeStep | None = None

@@ -99,9 +99,10 @@ def _end(run: Run, outcome: Outcome) -> None:
     if sleep is SleepState.WAITING and run.began_at is None and state is RunState.CANCELLED:
         sleep = SleepState.SKIPPED
     # What ComfyUI had in its cache is done too.
-    done = len(run.record.order.prompt) if state is RunState.DONE else run.record.nodes_done
+    done = run.record.nodes if state is RunState.DONE else run.record.nodes_done
+    order = replace(run.record.order, prompt={}, workflow=None)
     change = {"node": None, "nodes_done": done, "outputs": outcome.outputs, "error": error}
-    _move(run, state, sleep=sleep, **change)
+    _move(run, state, order=order, sleep=sleep, **change)
 
 
 def _verdict(run: Run, outcome: Outcome) -> tuple[RunState, RunError | None]:

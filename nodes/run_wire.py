@@ -17,7 +17,7 @@ def brief_json(record: RunRecord) -> dict[str, Any]:
         "ahead": record.ahead,
         "node": _node_json(record.node),
         "nodes_done": record.nodes_done,
-        "nodes": len(record.order.prompt),
+        "nodes": record.nodes,
         "seconds": {
             "queued": round(record.queued_seconds, 3),
             "running": round(record.running_seconds, 3),

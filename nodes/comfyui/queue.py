@@ -74,7 +74,7 @@ class ComfyQueue:
             elif prompt_id in places:
                 looks[prompt_id] = Look(Place.QUEUED, places[prompt_id] + len(running))
             elif prompt_id in entries:
-                looks[prompt_id] = Look(Place.ENDED, outcome=_outcome(entries[prompt_id]))
+                looks[prompt_id] = Look(Place.ENDED, outcome=_read_outcome(entries[prompt_id]))
             else:
                 looks[prompt_id] = Look(Place.GONE)
         return looks
@@ -119,6 +119,15 @@ def _prompt_of(order: RunOrder) -> dict[str, Any]:
         return order.prompt
     wake = {"class_type": "CourierWakeModel", "inputs": {}, "_meta": {"title": "Wake Model"}}
     return {**order.prompt, WAKE_NODE: wake}
+
+
+def _read_outcome(entry: dict[str, Any]) -> Outcome:
+    """What nodes showed may be anything, and none of it may keep a run from ending."""
+    try:
+        return _outcome(entry)
+    except Exception as error:
+        text = f"what it showed cannot be read ({type(error).__name__}); see ComfyUI's history"
+        return Outcome({}, RunError("unknown", text))
 
 
 def _outcome(entry: dict[str, Any]) -> Outcome:

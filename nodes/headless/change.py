@@ -47,6 +47,11 @@ class Changes:
     budget: BudgetChoice | None = None
     courier: bool = False
 
+    @property
+    def any(self) -> bool:
+        """Whether there is something to change."""
+        return bool(self.values) or self.seed is not None or self.courier or bool(self.budget)
+
 
 @dataclass
 class Changed:

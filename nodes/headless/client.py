@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import calls
 from .calls import Call, EventReader, headers_of, read_answer, server_address
 from .ends import check_ended_well, lost_text, unreachable_text
-from .errors import ConnectionLostError, RefusedError
+from .errors import ConnectionLostError, RefusedError, UsageError
 from .records import KEEP, Gib, OutputFile, Run, RunEvent, RunOptions
 
 if TYPE_CHECKING:
@@ -93,7 +93,11 @@ class Connection:
         )
         for name, value in {**headers_of(call, self._token), **(headers or {})}.items():
             request.add_header(name, value)
-        return self._opener.open(request, timeout=timeout_seconds)
+        try:
+            return self._opener.open(request, timeout=timeout_seconds)
+        except (UnicodeError, ValueError) as error:
+            # A token or a host that no request can hold.
+            raise UsageError(f"the request to {self.address} cannot be written: {error}") from None
 
 
 class CourierClient(Connection):

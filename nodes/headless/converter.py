@@ -24,6 +24,7 @@ MISSING_TEXT = (
     "File > Export (API), which needs nothing"
 )
 _NO_CONVERTER_STATUS = 3
+_LEFT_OUT = "Failed to convert node"
 _WORKER = Path(__file__).with_name("convert_worker.py")
 
 
@@ -43,13 +44,17 @@ def convert_all(
     Raises: ConverterMissingError; WorkflowFileError where the converter itself breaks.
     """
     request = json.dumps({"object_info": object_info, "workflows": list(workflows)}).encode()
-    answers = json.loads(_run_worker(request))
-    return [
-        WorkflowFileError(f"the workflow cannot be converted: {answer['error']}")
-        if "error" in answer
-        else Converted(answer["prompt"], tuple(answer["warnings"]))
-        for answer in answers
-    ]
+    return [_read(answer) for answer in json.loads(_run_worker(request))]
+
+
+def _read(answer: Mapping[str, Any]) -> Converted | WorkflowFileError:
+    if "error" in answer:
+        return WorkflowFileError(f"the workflow cannot be converted: {answer['error']}")
+    # A node that it cannot convert is left out, and only logged.
+    lost = [text for text in answer["warnings"] if text.startswith(_LEFT_OUT)]
+    if lost:
+        return WorkflowFileError(f"the workflow cannot be converted: {'; '.join(lost)}")
+    return Converted(answer["prompt"], tuple(answer["warnings"]))
 
 
 def pythons() -> Iterator[str]:

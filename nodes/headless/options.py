@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .errors import UsageError
 
@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 _ON_USE = "what a prompt finds that needs a sleeping model (default: %(default)s)"
 
 
-def _command(commands: argparse._SubParsersAction, name: str, text: str) -> Parser:
+def _command(commands: Any, name: str, text: str) -> Parser:
     parser: Parser = commands.add_parser(name, help=text, description=f"{text}.")
     parser.add_argument("--json", action="store_true", help="one JSON value on standard output")
     parser.add_argument("--quiet", action="store_true", help="say nothing on the way")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 
@@ -29,7 +30,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def table(rows: list[tuple[str, ...]], right: frozenset[int] = frozenset()) -> list[str]:
+def table(rows: Sequence[tuple[str, ...]], right: frozenset[int] = frozenset()) -> list[str]:
     """Columns, as wide as they have to be. ``right``: those that are figures."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from devtools.comfy_cli import ensure_comfy_cli, ensure_templates
@@ -171,7 +173,22 @@ def test_the_page_and_the_command_make_the_same_pictures(
         bench.forget()
         done = bench.run("run", str(source), "--json")
         assert done.status == 0, done.err
-        assert bench.pixels(bench.client.run(done.json["id"])) == want, source
+        run = bench.client.run(done.json["id"])
+        assert bench.pixels(run) == want, source
+        # What the page saved goes into the picture, so that the page opens it again.
+        embedded = saved_form(bench, run)
+        assert (embedded is None) == (source == example)
+        if embedded is not None:
+            assert [node["type"] for node in embedded["nodes"]] == [
+                node["type"] for node in saved["nodes"]
+            ]
+
+
+def saved_form(bench: Bench, run: Any) -> Any:
+    """The saved form in the first picture of a run; None: there is none."""
+    with Image.open(io.BytesIO(bench.client.download(next(run.files())))) as picture:
+        text = picture.info.get("workflow")
+    return None if text is None else json.loads(text)
 
 
 def last_of_the_page(bench: Bench) -> Any:
@@ -307,6 +324,7 @@ def test_everything_that_the_page_can_save_is_converted_as_it_converts_it(
     assert bench.pixels(run) == pictures
     assert next(run.files()).filename.startswith("猫")
     assert run.name == "tiny 🐎 (1)"
+    assert saved_form(bench, run) is None  # it was changed, and the saved form was not
 
 
 def test_an_untouched_workflow_runs_under_a_budget(bench: Bench, tmp_path: Path) -> None:

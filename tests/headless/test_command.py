@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -244,3 +246,91 @@ def test_no_file_is_replaced(headless: Headless, tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(courier.UsageError, match="--save"):
         save(Client(), run, blocked)
+
+
+# What should not happen
+
+
+def test_ctrl_c_in_the_request_that_begins_a_run_waits_for_its_id(headless: Headless) -> None:
+    held_back = headless.module("workflow_commands").held_back
+    with held_back() as stopped:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped == [signal.SIGINT, signal.SIGTERM]
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_error_of_ours_is_json_too(
+    headless: Headless, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = headless.module("command")
+
+    def fails(*_: object) -> int:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(command, "COMMANDS", {"status": fails})
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert command.main(["status", "--json"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    told, trace = capsys.readouterr()
+    assert (
+        json.loads(told)["error"]["message"] == "an error of ours (ZeroDivisionError: by nothing)"
+    )
+    assert "Traceback" in trace
+
+
+def test_a_token_that_no_request_can_hold_is_said() -> None:
+    for token in ("猫", "a\nb"):
+        done = run("status", COURIER_TOKEN=token)
+        assert done.returncode == 2
+        assert "cannot be written" in done.stderr.decode()
+        assert "Traceback" not in done.stderr.decode()
+
+
+def test_a_reader_that_goes_away_is_no_error_worth_a_trace() -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(COMMAND), "plan", "x", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    _, error = process.communicate(timeout=60)
+    assert b"Traceback" not in error
+
+
+# The room
+
+
+def test_it_imports_the_standard_library_its_own_and_the_core_only() -> None:
+    """What it takes of the pack's other rooms is named; torch is for the dry run alone."""
+    allowed = {"offload_core", "nodes.headless", "nodes.budget_figures"}
+    for path in sorted((ROOT / "nodes" / "headless").glob("*.py")):
+        for name in imported(path):
+            first = name.partition(".")[0]
+            if first in ("nodes", "offload_core"):
+                assert any(f"{name}.".startswith(f"{room}.") for room in allowed), f"{path}: {name}"
+            elif first == "torch":
+                assert path.name == "dry_run.py"
+            elif first == "comfy_cli":
+                assert path.name == "convert_worker.py"
+            elif first in ("aiohttp", "typing_extensions"):
+                assert path.name in ("async_client.py", "client.py")
+            else:
+                assert first in sys.stdlib_module_names, f"{path}: {name}"
+
+
+def imported(path: Path) -> list[str]:
+    """Full names of what a file of the room imports, relative ones resolved."""
+    package = ["nodes", "headless"]
+    found = []
+    for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(part, ast.Import):
+            found += [alias.name for alias in part.names]
+        elif isinstance(part, ast.ImportFrom):
+            # Three dots lead to the pack itself.
+            start = package[: max(0, len(package) - part.level + 1)] if part.level else []
+            found.append(".".join([*start, *filter(None, [part.module])]))
+    return found

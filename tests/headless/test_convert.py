@@ -319,6 +319,24 @@ def test_a_comfy_on_the_path_is_enough_also_as_a_link(
     assert ours(headless.module("convert"), bypassed_encoder())["3"]["inputs"] == {}
 
 
+def test_a_node_that_the_converter_cannot_make_is_no_half_workflow(
+    convert: Any, headless: Headless
+) -> None:
+    """It leaves such a node out, and would go on without it."""
+    broken = {**INFO, "Preview": {"input": {"required": {"x": ["INT", {"min": 0}]}}, "output": []}}
+    workflow = {
+        "nodes": [node(1, "Preview", inputs=7, widgets_values=[1]), node(2, "Load")], "links": [],
+    }  # fmt: skip
+    assert list(raw_or_error(headless, workflow, broken)) != ["1", "2"]
+    with pytest.raises(headless.courier.WorkflowFileError, match="Failed to convert node id=1"):
+        ours(convert, workflow, broken)
+
+
+def raw_or_error(headless: Headless, workflow: Any, info: Any) -> Any:
+    (found,) = headless.module("converter").convert_all([workflow], info)
+    return {} if isinstance(found, Exception) else found.prompt
+
+
 def test_what_the_converter_leaves_out_is_told(convert: Any) -> None:
     workflow = {"nodes": [node(1, "Unknown", widgets_values=[1])], "links": []}
     (found,) = convert.to_api_all([workflow], INFO)

@@ -108,6 +108,14 @@ def test_a_run_is_followed_from_the_queue_to_its_outputs(studio: Studio) -> None
     assert studio.kinds(run_id) == ["state", "progress", "state", "end"]
 
 
+def test_a_run_that_has_ended_keeps_no_workflow(studio: Studio) -> None:
+    run_id = studio.start(workflow={"nodes": []}, name="x")
+    studio.end(run_id)
+    order = studio.service.record(run_id).order
+    assert (order.prompt, order.workflow, order.name) == ({}, None, "x")
+    assert studio.json(run_id)["nodes"] == 2
+
+
 def test_events_are_only_of_what_changed_and_go_on_from_a_number(studio: Studio) -> None:
     run_id = studio.start()
     for _ in range(5):

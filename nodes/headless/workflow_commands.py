@@ -1,0 +1,163 @@
+"""The commands that take a workflow: run, check, convert."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from . import calls
+from .change import BudgetChoice, Changes, change_workflow
+from .check import check_workflow
+from .client import CourierClient
+from .connecting import client_of
+from .console import Console
+from .convert import to_api
+from .ends import check_ended_well
+from .errors import RefusedError, UsageError
+from .load import Workflow, load_workflow
+from .records import Run, RunOptions
+from .reports import run_text
+from .saving import save_files
+from .schema import Catalog
+from .text import text_of
+
+_LONGEST_NAME = 200
+
+
+def run_command(options: argparse.Namespace, console: Console) -> int:
+    workflow = load_workflow(options.workflow)
+    with client_of(options, console) as client:
+        prompt = _prepared(options, console, client, workflow, must_fit=not options.no_check)
+        with held_back() as stopped:
+            run = client.start(prompt, _run_options(options, workflow))
+        console.note(f"run {run.id}")
+        if not options.no_wait:
+            run = _followed(client, run, console, stopped)
+        saved = [] if options.save is None else save_files(client, run, Path(options.save))
+    value = {**run.raw, "saved": [text_of(str(path)) for path in saved]}
+    console.result(value, run_text(run, value["saved"]))
+    return 0
+
+
+def _run_options(options: argparse.Namespace, workflow: Workflow) -> RunOptions:
+    return RunOptions(
+        name=text_of(options.name or workflow.name)[:_LONGEST_NAME] or None,
+        # A saved form that says something else than what ran would be a lie in the picture.
+        workflow=None if _changes(options).any else workflow.ui,
+        wake_before=options.wake_before,
+        sleep_after=options.sleep_after,
+        on_use=options.on_use,
+        time_limit_seconds=options.time_limit,
+    )
+
+
+@contextmanager
+def held_back() -> Iterator[list[int]]:
+    """Have Ctrl-C wait: in the middle of the request that begins a run, nobody could cancel it.
+    Gives a list with something in it if there was one."""
+    asked: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda n, _: asked.append(n)) for number in numbers]
+    try:
+        yield asked
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _followed(client: CourierClient, run: Run, console: Console, stopped: list[int]) -> Run:
+    """The run at its end. Raises: RunFailedError; KeyboardInterrupt once it is cancelled."""
+    try:
+        if stopped:
+            raise KeyboardInterrupt
+        for event in client.follow(run.id):
+            console.progress(event.run)
+            if event.kind == "end":
+                return check_ended_well(event.run)
+        return check_ended_well(client.run(run.id))
+    except KeyboardInterrupt:
+        console.note("stopping the run")
+        client.cancel(run.id)
+        # Until it has stopped, so that the next one finds the card free. Ctrl-C again ends that.
+        for event in client.follow(run.id):
+            if event.run.has_ended:
+                break
+        raise
+
+
+def check_command(options: argparse.Namespace, console: Console) -> int:
+    workflow = load_workflow(options.workflow)
+    with client_of(options, console) as client:
+        prompt = _prepared(options, console, client, workflow)
+    text = f"{workflow.name}: {len(prompt)} nodes, nothing is wrong"
+    console.result({"name": workflow.name, "nodes": len(prompt), "faults": []}, text)
+    return 0
+
+
+def convert_command(options: argparse.Namespace, console: Console) -> int:
+    workflow = load_workflow(options.workflow)
+    with client_of(options, console) as client:
+        prompt = _prepared(options, console, client, workflow, must_fit=False)
+    text = json.dumps(prompt, indent=2)
+    if options.output is None:
+        console.result(prompt, text)
+        return 0
+    try:
+        _write(Path(options.output), text)
+    except OSError as error:
+        raise UsageError(f"--output {text_of(options.output)}: {error.strerror}") from None
+    console.note(f"{len(prompt)} nodes, written to {text_of(options.output)}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(f"{text}\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _prepared(
+    options: argparse.Namespace,
+    console: Console,
+    client: CourierClient,
+    workflow: Workflow,
+    must_fit: bool = True,
+) -> dict[str, Any]:
+    """The workflow as it will run: converted, changed and checked."""
+    object_info = client.call(calls.object_info())
+    if not isinstance(object_info, dict):
+        raise RefusedError(f"{client.address} tells of no nodes; is it a ComfyUI?", 200, "no_json")
+    catalog = Catalog(object_info)
+    converted = to_api(workflow, object_info)
+    for warning in converted.warnings:
+        console.note(f"comfy-cli: {warning}")
+    changed = change_workflow(converted.prompt, _changes(options), catalog)
+    for note in changed.notes:
+        console.note(note)
+    checked = check_workflow(changed.prompt, catalog)
+    for note in checked.notes:
+        console.note(note)
+    if must_fit:
+        checked.require()
+    return checked.prompt
+
+
+def _changes(options: argparse.Namespace) -> Changes:
+    budget = None
+    if options.vram is not None or options.ram is not None:
+        budget = BudgetChoice(options.vram, options.ram, options.together)
+    elif options.together:
+        raise UsageError("--together says what --vram and --ram are for; give one of them")
+    return Changes(
+        [text_of(value) for value in options.values], options.seed, budget, options.courier
+    )
