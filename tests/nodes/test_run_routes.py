@@ -28,6 +28,7 @@ class Door:
         self.environment: dict[str, str] = {}
         self.peer = "127.0.0.1"
         self.now = 0.0
+        self.middlewares: list[Any] = []
 
     def talk(self, conversation: Callable[[TestClient[Any, Any]], Awaitable[Any]]) -> Any:
         """With a client, and with nobody who looks but the test."""
@@ -42,9 +43,10 @@ class Door:
             door = self.pack.module("nodes.run_routes").RunDoor(
                 self.studio.service, made, lambda: None
             )
-            app = web.Application()
+            app = web.Application(middlewares=self.middlewares)
             for path in door.paths():
                 app.router.add_route("*", path.spec.path, path.handle)
+            # It ends the handler of a client that went away, as some servers do.
             async with TestClient(TestServer(app)) as client:
                 return await asyncio.wait_for(conversation(client), 30)
 
@@ -274,7 +276,7 @@ def test_a_last_event_id_that_is_none_begins_at_the_beginning(pack: Any, value: 
 
 
 def test_a_client_that_goes_away_while_it_asks_leaves_a_run_that_is_followed(door: Door) -> None:
-    entered, may_go, queued = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    entered, gone, may_go, queued = (asyncio.Event() for _ in range(4))
     submit = door.studio.host.submit
 
     async def slow(prompt_id: str, order: Any) -> None:
@@ -285,6 +287,16 @@ def test_a_client_that_goes_away_while_it_asks_leaves_a_run_that_is_followed(doo
 
     door.studio.host.submit = slow  # type: ignore[method-assign]
 
+    @web.middleware
+    async def watch(request: web.Request, handler: Any) -> Any:
+        try:
+            return await handler(request)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+
+    door.middlewares.append(watch)
+
     async def conversation(client: TestClient[Any, Any]) -> None:
         body = json.dumps({"prompt": PROMPT})
         asking = asyncio.create_task(client.post(RUNS, data=body, headers=JSON))
@@ -292,6 +304,7 @@ def test_a_client_that_goes_away_while_it_asks_leaves_a_run_that_is_followed(doo
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+        await gone.wait()
         may_go.set()
         await queued.wait()
 
