@@ -165,6 +165,9 @@ class RunService:
                 for run in self._runs.values()
                 if run.record.state.is_end and not run.record.sleep.is_settled
             ]
+        # An order is told to everybody, and one that would be refused is no news.
+        if not due or self._control.is_busy():
+            return
         for run in due:
             order = SleepOrder(level=run.record.order.sleep_after, on_use=run.record.order.on_use)
             change: dict[str, Any]

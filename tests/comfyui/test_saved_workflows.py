@@ -18,6 +18,8 @@ from devtools.comfy_cli import ensure_comfy_cli, ensure_templates
 from devtools.comfyui_host import ComfyUIHost
 from devtools.page import open_page, prepare
 from devtools.paths import Paths, checkout
+from devtools.small_workflows import loaded_with
+from devtools.small_workflows import node as node_of
 
 from .commanding import Bench, headless
 
@@ -343,15 +345,12 @@ def test_an_untouched_workflow_runs_under_a_budget(bench: Bench, tmp_path: Path)
 
 def test_the_dry_run_finds_the_layers_that_the_server_finds(bench: Bench) -> None:
     """By names alone, of three architectures."""
-    for key in ("wan", "sd3"):
+    for key in ("wan", "sd3", "sd15"):
         file = bench.small_models[key]
-        prompt = bench.prompt()
-        prompt["1"]["inputs"]["unet_name"] = file.name
-        if key != "wan":
-            prompt = {
-                "1": prompt["1"],
-                "2": {"class_type": "CourierStatus", "inputs": {"anything": ["1", 0]}},
-            }
+        prompt = {
+            "1": loaded_with("CourierLoadDiffusionModel", file.name),
+            "2": node_of("CourierStatus", anything=["1", 0]),
+        }
         bench.client.wait(bench.client.start(prompt).id)
         status = [m for m in bench.client.status()["models"] if m["file"] == file.name][-1]
         theirs = {

@@ -218,8 +218,16 @@ def test_sleep_after_comes_when_the_queue_is_empty_and_before_the_end(
     words = pack.module("nodes.control")
     run_id = studio.start(sleep_after=2, on_use=words.OnUse.REFUSE)
     control.fail_with = words.BusyError("a prompt runs")
+    control.is_busy = lambda: True
     studio.move(run_id, "RUNNING")
     assert studio.end(run_id) is True
+    asked, sleep = [], control.sleep
+    control.sleep = lambda order: asked.append(order) or sleep(order)
+    studio.service.look()
+    assert asked == []
+    control.is_busy = lambda: False  # and yet a prompt begins before the order is carried out
+    assert studio.service.look() is True
+    assert len(asked) == 1
     told = studio.json(run_id)
     assert (told["state"], told["sleep_after"]["state"]) == ("done", "waiting")
     assert studio.kinds(run_id)[-1] == "state"
