@@ -11,6 +11,10 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what a type checker may look at; it finds "nodes" beside this file
+    from nodes.headless import *  # noqa: F403
 
 # The pack's folder as a package under a name of our own: its __init__ is ComfyUI's door, and its
 # "nodes" must never be found by that name, which is ComfyUI's own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,16 +28,20 @@ from .schema import Catalog
 from .text import text_of
 
 _LONGEST_NAME = 200
+_TURN_SECONDS = 0.5
 
 
 def run_command(options: argparse.Namespace, console: Console) -> int:
+    if options.no_wait and (options.save is not None or options.comfyui is not None):
+        raise UsageError("--no-wait goes before there are pictures, or a ComfyUI could be ended")
     workflow = load_workflow(options.workflow)
     with client_of(options, console) as client:
         prompt = _prepared(options, console, client, workflow, must_fit=not options.no_check)
         with held_back() as stopped:
             run = client.start(prompt, _run_options(options, workflow))
-        console.note(f"run {run.id}")
-        if not options.no_wait:
+        if options.no_wait:
+            console.note(f"run {run.id}")
+        else:
             run = _followed(client, run, console, stopped)
         saved = [] if options.save is None else save_files(client, run, Path(options.save))
     value = {**run.raw, "saved": [text_of(str(path)) for path in saved]}
@@ -73,6 +78,7 @@ def held_back() -> Iterator[list[int]]:
 def _followed(client: CourierClient, run: Run, console: Console, stopped: list[int]) -> Run:
     """The run at its end. Raises: RunFailedError; KeyboardInterrupt once it is cancelled."""
     try:
+        console.note(f"run {run.id}")
         if stopped:
             raise KeyboardInterrupt
         for event in client.follow(run.id):
@@ -82,12 +88,28 @@ def _followed(client: CourierClient, run: Run, console: Console, stopped: list[i
         return check_ended_well(client.run(run.id))
     except KeyboardInterrupt:
         console.note("stopping the run")
-        client.cancel(run.id)
+        cancel_surely(client, run.id)
         # Until it has stopped, so that the next one finds the card free. Ctrl-C again ends that.
         for event in client.follow(run.id):
             if event.run.has_ended:
                 break
         raise
+
+
+def cancel_surely(client: CourierClient, run_id: str) -> None:
+    """Cancel it, also where others have asked for so much that there is no turn just now."""
+    while not _is_told(client, run_id):
+        time.sleep(_TURN_SECONDS)
+
+
+def _is_told(client: CourierClient, run_id: str) -> bool:
+    try:
+        client.cancel(run_id)
+    except RefusedError as error:
+        if error.code != "too_many_requests":
+            raise
+        return False
+    return True
 
 
 def check_command(options: argparse.Namespace, console: Console) -> int:

@@ -93,6 +93,8 @@ def test_the_door_lists_what_it_gives() -> None:
     (("sleep", "--level", "9"), "invalid choice"),
     (("status", "--server", "ftp://x"), "is no address"),
     (("plan", "x", "--card", "12", "--vram", "3"), "not allowed with"),
+    (("run", "x.json", "--no-wait", "--save", "out"), "--no-wait goes before"),
+    (("run", "x.json", "--no-wait", "--comfyui", "."), "--no-wait goes before"),
 ])  # fmt: skip
 def test_options_that_cannot_be_meant_end_with_2_and_one_sentence(
     arguments: tuple[str, ...], words: str
@@ -259,6 +261,24 @@ def test_ctrl_c_in_the_request_that_begins_a_run_waits_for_its_id(headless: Head
         assert stopped == [signal.SIGINT, signal.SIGTERM]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_cancel_waits_for_its_turn(headless: Headless, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, refused = headless.module("workflow_commands"), headless.courier.RefusedError
+    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
+    answers = [refused("later", 429, "too_many_requests")] * 3 + [None]
+
+    class Client:
+        def cancel(self, run_id: str) -> None:
+            error = answers.pop(0)
+            if error is not None:
+                raise error
+
+    module.cancel_surely(Client(), "x")
+    assert answers == []
+    answers.append(refused("no", 403, "not_local"))
+    with pytest.raises(refused, match="no"):
+        module.cancel_surely(Client(), "x")
 
 
 def test_an_error_of_ours_is_json_too(
