@@ -73,7 +73,7 @@ def make_app(
     made = guards.Guards({}, rate=guards.RateLimit(burst=10**9))
     app = web.Application()
     register = pack.module("nodes.routes").register_routes
-    assert register(app.router, service, control, made, budgets, runs) is True
+    assert register(app.router, service, control, made, budgets, runs=runs) is True
     return app
 
 
