@@ -88,10 +88,17 @@ class RunService:
         with self._lock:
             return [run.record for run in reversed(self._runs.values())]
 
-    def record(self, run_id: str) -> RunRecord:
-        """Raises: UnknownRunError."""
+    def record(self, run_id: str, fresh: bool = False) -> RunRecord:
+        """The run as it was seen last; where ``fresh``, it is looked at first, which may block.
+
+        Raises: UnknownRunError.
+        """
         with self._lock:
-            return self._run(run_id).record
+            record = self._run(run_id).record
+        if record.state.is_end or not fresh:
+            return record
+        self._look_at([run_id])
+        return self.record(run_id)
 
     def events(self, run_id: str, after: int) -> tuple[list[Event], bool]:
         """Events with a number above ``after``, and whether no more will come.

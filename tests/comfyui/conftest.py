@@ -24,6 +24,8 @@ from devtools.page import chromium
 from devtools.paths import PACK_NAME, Paths, checkout
 from devtools.small_models import write_all
 
+from .commanding import Bench
+
 SCRIPT_SECONDS = 180.0
 LINK_ABOVE_BYTES = 100 * 2**20
 
@@ -127,6 +129,13 @@ def server_factory(
 def server(server_factory: Callable[..., ComfyUIHost]) -> ComfyUIHost:
     """The one ComfyUI that tests share: leave it as you found it."""
     return server_factory()
+
+
+@pytest.fixture(scope="session")
+def bench(server_factory: Callable[..., ComfyUIHost], small_models: SmallModels) -> Bench:
+    """Another one, for tests of the command: they cancel, interrupt and clear the queue."""
+    # More threads than cores wait for each other.
+    return Bench(server_factory({"OMP_NUM_THREADS": "1"}), small_models)
 
 
 @pytest.fixture(scope="session")

@@ -7,28 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
-
-from devtools.comfyui_host import ComfyUIHost
 
 from .commanding import COMMAND, Bench, environment
 
 PAGE = COMMAND.parent / "docs" / "brokers.md"
 _BLOCK = re.compile(r"```(bash|python)\n# (\w+)\n(.*?)```", re.DOTALL)
 RECIPES = {name: code for _, name, code in _BLOCK.findall(PAGE.read_text(encoding="utf-8"))}
-
-
-@pytest.fixture(scope="module")
-def bench(server_factory: Callable[..., ComfyUIHost], small_models: Any) -> Iterator[Bench]:
-    server = server_factory({"OMP_NUM_THREADS": "1"})
-    yield Bench(server, small_models)
-    server.stop()
 
 
 @pytest.fixture

@@ -20,14 +20,6 @@ from devtools.small_workflows import SAMPLER, SAVE, node
 from .commanding import Bench, finished
 
 
-@pytest.fixture(scope="module")
-def bench(server_factory: Callable[..., ComfyUIHost], small_models: Any) -> Iterator[Bench]:
-    # More threads than cores wait for each other.
-    server = server_factory({"OMP_NUM_THREADS": "1"})
-    yield Bench(server, small_models)
-    server.stop()
-
-
 @pytest.fixture(autouse=True)
 def left_as_it_was(bench: Bench) -> Iterator[None]:
     """Nothing runs, waits or sleeps after a test; and the server lives."""

@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from devtools.comfy_cli import ensure_comfy_cli, ensure_templates
-from devtools.comfyui_host import ComfyUIHost
 from devtools.page import open_page, prepare
 from devtools.paths import Paths, checkout
 from devtools.small_workflows import loaded_with
@@ -47,13 +46,6 @@ COMPARED = (
 """Names of ``comfyui-workflow-templates-json``."""
 NO_WORKFLOWS = ("index", "fuse_options")
 """What else is in it: lists of the others."""
-
-
-@pytest.fixture(scope="module")
-def bench(server_factory: Callable[..., ComfyUIHost], small_models: Any) -> Iterator[Bench]:
-    server = server_factory({"OMP_NUM_THREADS": "1"})
-    yield Bench(server, small_models)
-    server.stop()
 
 
 @pytest.fixture(scope="module")

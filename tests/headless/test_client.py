@@ -138,7 +138,8 @@ def test_a_run_is_begun_read_listed_and_cancelled(
     assert (run.state, run.name, run.nodes, run.has_ended) == ("queued", "x", 2, False)
     order = place.studio.service.record(run.id).order
     assert (order.sleep_after, order.time_limit_seconds, order.on_use.value) == (2, 9.0, "wake")
-    assert ask("run", run.id) == run
+    read = ask("run", run.id)
+    assert (read.id, read.state, read.name, read.nodes) == (run.id, "queued", "x", 2)
     assert ask("runs")[0].id == run.id
     assert ask("cancel", run.id).id == run.id
     place.studio.end(run.id)

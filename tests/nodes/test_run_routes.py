@@ -86,6 +86,17 @@ def test_a_run_is_begun_read_listed_and_cancelled(door: Door) -> None:
     assert door.studio.host.stopped
 
 
+def test_a_run_that_is_asked_for_is_looked_at(door: Door) -> None:
+    """Also where its follower has not looked since."""
+    run_id = door.start()
+    records = door.studio.records
+    door.studio.host.places[run_id] = records.Look(
+        records.Place.ENDED, outcome=records.Outcome({"2": {"images": []}})
+    )
+    assert door.studio.service.record(run_id).state.value == "queued"
+    assert door.ask("GET", f"{RUNS}/{run_id}")[2]["state"] == "done"
+
+
 def test_every_field_reaches_the_order(door: Door, pack: Any) -> None:
     fields = {
         "prompt": PROMPT, "name": "a\nb", "workflow": {"nodes": []}, "wake_before": True,
