@@ -58,15 +58,21 @@ def arguments(comfyui_program: ComfyUIProgram, words: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def comfyuis(bench: Bench) -> list[int]:
-    """Processes of ComfyUI over the base directory of these tests."""
+def comfyuis(bench: Bench) -> set[int]:
+    """Processes of ComfyUI over the base directory of these tests; a shared server is one."""
     base = str(bench.small_models.base)
     found = psutil.process_iter(["pid", "cmdline"])
-    return [p.info["pid"] for p in found if {"main.py", base} <= set(p.info["cmdline"] or [])]
+    return {p.info["pid"] for p in found if {"main.py", base} <= set(p.info["cmdline"] or [])}
+
+
+@pytest.fixture
+def before(bench: Bench) -> set[int]:
+    """Those that were there already."""
+    return comfyuis(bench)
 
 
 def test_it_starts_one_runs_and_ends_it_wherever_it_is_called_from(
-    bench: Bench, prompt: Prompt, arguments: list[str], tmp_path: Path
+    bench: Bench, prompt: Prompt, arguments: list[str], tmp_path: Path, before: set[int]
 ) -> None:
     folder = tmp_path / "模型 x"
     folder.mkdir()
@@ -80,11 +86,11 @@ def test_it_starts_one_runs_and_ends_it_wherever_it_is_called_from(
     (picture,) = (folder / "out").iterdir()
     assert picture.suffix == ".png"
     assert "starting ComfyUI" in done.err
-    assert comfyuis(bench) == []
+    assert comfyuis(bench) == before
 
 
 def test_a_workflow_that_does_not_fit_ends_it_too(
-    bench: Bench, prompt: Prompt, arguments: list[str], tmp_path: Path
+    bench: Bench, prompt: Prompt, arguments: list[str], tmp_path: Path, before: set[int]
 ) -> None:
     file = tmp_path / "a.json"
     prompt["1"]["inputs"]["unet_name"] = "not here.safetensors"
@@ -92,22 +98,22 @@ def test_a_workflow_that_does_not_fit_ends_it_too(
     done = bench.run("run", str(file), *arguments, OMP_NUM_THREADS="1")
     assert done.status == 4
     assert "a model that this ComfyUI does not have" in done.err
-    assert comfyuis(bench) == []
+    assert comfyuis(bench) == before
 
 
 def test_ctrl_c_while_it_starts_leaves_none_behind(
-    bench: Bench, prompt: Prompt, arguments: list[str], tmp_path: Path
+    bench: Bench, prompt: Prompt, arguments: list[str], tmp_path: Path, before: set[int]
 ) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps(prompt))
     process = bench.start("run", str(file), *arguments)
     assert process.stderr is not None
     assert b"starting ComfyUI" in process.stderr.readline()
-    while not comfyuis(bench):
+    while comfyuis(bench) == before:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert finished(process).status == 130
-    assert comfyuis(bench) == []
+    assert comfyuis(bench) == before
 
 
 # comfy-cli
