@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,7 @@ class Bench:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=_hear_ctrl_c,
         )
 
     def run(
@@ -143,6 +145,11 @@ class Bench:
                 found.append(picture.tobytes())
         assert found, "the run made no picture"
         return found
+
+
+def _hear_ctrl_c() -> None:
+    """A shell that started these tests in the background has everything below it ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finished(process: subprocess.Popen[bytes], data: bytes = b"") -> Done:

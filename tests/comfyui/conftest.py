@@ -20,11 +20,12 @@ from playwright.sync_api import Browser
 
 from devtools.comfyui_host import ComfyUIHost
 from devtools.comfyui_install import ComfyUIProgram, choose_program, ensure_base
-from devtools.page import chromium
+from devtools.page import Trouble, chromium, open_page, prepare
 from devtools.paths import PACK_NAME, Paths, checkout
 from devtools.small_models import write_all
 
 from .commanding import Bench
+from .panel_stage import HEIGHT, Stage
 
 SCRIPT_SECONDS = 180.0
 LINK_ABOVE_BYTES = 100 * 2**20
@@ -238,3 +239,36 @@ def comparisons_of(
         return found
 
     return run
+
+
+@pytest.fixture(scope="module")
+def pages(server: ComfyUIHost, browser: Browser) -> Iterator[Callable[[str], Stage]]:
+    """``pages(theme)``: one page for each theme, fresh in what its panel knows."""
+    made: dict[str, Stage] = {}
+    troubles: list[Trouble] = []
+
+    def get(theme: str) -> Stage:
+        if theme not in made:
+            prepare(server, **{"Comfy.ColorPalette": theme})
+            page, trouble = (
+                browser.new_page(viewport={"width": 900, "height": HEIGHT}),
+                Trouble(server.address),
+            )
+            trouble.watch(page)
+            troubles.append(trouble)
+            made[theme] = Stage(page)
+            open_page(page, server.address)
+        return made[theme]
+
+    yield get
+    for stage in made.values():
+        stage.page.close()
+    prepare(server, **{"Comfy.ColorPalette": "dark"})
+    # That a request failed is what some of the states are about; the browser says so itself.
+    lines = [line for trouble in troubles for line in trouble.lines]
+    assert [line for line in lines if "Failed to load resource" not in line] == []
+
+
+@pytest.fixture
+def stage(pages: Callable[[str], Stage]) -> Stage:
+    return pages("dark")

@@ -255,12 +255,17 @@ def test_no_file_is_replaced(headless: Headless, tmp_path: Path) -> None:
 
 def test_ctrl_c_in_the_request_that_begins_a_run_waits_for_its_id(headless: Headless) -> None:
     held_back = headless.module("workflow_commands").held_back
-    with held_back() as stopped:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stopped == [signal.SIGINT, signal.SIGTERM]
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+    # Tests that a shell runs in the background are told to ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with held_back() as stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopped == [signal.SIGINT, signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_cancel_waits_for_its_turn(headless: Headless, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,95 @@
+"""A server with one model and pages that look at it, and what their panels say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from devtools.comfyui_host import ComfyUIHost
+from devtools.page import Trouble, open_page
+from devtools.small_workflows import BUDGET, budget_node, loaded_with, workflow
+
+STATUS = "/courier/v1/status"
+
+
+@dataclass
+class Studio:
+    """A server of these tests' own, one model of it, and pages that look at it."""
+
+    server: ComfyUIHost
+    browser: Browser
+    small_models: Any
+    file: Path
+    pages: list[Page] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    seed: int = 0
+
+    def prompt(self, steps: int = 2, device_bytes: int = 3 << 20) -> dict[str, Any]:
+        """A workflow whose layers stream, and nothing of which is cached but its loaders."""
+        self.seed += 1
+        loader = loaded_with("CourierLoadDiffusionModel", self.file.name, budget=[BUDGET, 0])
+        made = workflow(self.small_models, loader, seed=self.seed, steps=steps)
+        return {**made, BUDGET: budget_node(device_bytes, 0)}
+
+    def run(self, **more: Any) -> None:
+        self.server.client.run(self.prompt(**more))
+
+    def model(self) -> dict[str, Any]:
+        models: list[dict[str, Any]] = self.server.client.request(STATUS)["models"]
+        return next(model for model in reversed(models) if model["file"] == self.file.name)
+
+    def post(self, name: str, **body: Any) -> Any:
+        return self.server.client.request(f"/courier/v1/{name}", body)
+
+    def resident_memory(self) -> int:
+        """Of the server's process, in bytes."""
+        return int(psutil.Process(self.server.pid).memory_info().rss)
+
+    def page(self) -> Page:
+        """ComfyUI's page with the panel open."""
+        page, _ = self.plain_page()
+        page.locator(".courier-tab-button").click()
+        expect(page.locator(".courier-panel")).to_be_visible()
+        return page
+
+    def plain_page(self) -> tuple[Page, Trouble]:
+        page = self.browser.new_page(viewport={"width": 1500, "height": 1000})
+        trouble = Trouble(self.server.address)
+        trouble.watch(page)
+        self.pages.append(page)
+        self.troubles.append(trouble)
+        open_page(page, self.server.address)
+        return page, trouble
+
+    def close_pages(self) -> list[str]:
+        """What they complained of, but for what did not answer while the server was away."""
+        for page in self.pages:
+            page.close()
+        lines = [line for trouble in self.troubles for line in trouble.lines]
+        self.pages, self.troubles = [], []
+        return [line for line in lines if "ERR_CONNECTION" not in line and "409" not in line]
+
+
+def panel(page: Page) -> Locator:
+    return page.locator(".courier-panel")
+
+
+def card(page: Page, studio: Studio) -> Locator:
+    return page.locator("article", has=page.get_by_role("heading", name=studio.file.stem))
+
+
+def says(page: Page, text: str, timeout: float = 15_000) -> None:
+    expect(panel(page)).to_contain_text(text, use_inner_text=True, timeout=timeout)
+
+
+def gib(size_bytes: int) -> str:
+    """As the panel writes it."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit * 0.9995:
+            value = size_bytes / unit
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {name}"
+    return f"{size_bytes} B"
