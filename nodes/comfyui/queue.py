@@ -148,7 +148,8 @@ def _outcome(entry: dict[str, Any]) -> Outcome:
 
 def _node_error(prompt: dict[str, Any], data: dict[str, Any]) -> RunError:
     text = str(data.get("exception_message") or "").strip()
-    kind = str(data.get("exception_type") or "an error")
+    # With the folder of the pack in front of it, where it is one of a pack.
+    kind = str(data.get("exception_type") or "an error").rpartition(".")[2]
     return _error_at("node_failed", text or kind, prompt, data.get("node_id"), kind)
 
 
@@ -165,10 +166,15 @@ def _refusal_text(error: Any, node_errors: dict[str, Any], prompt: dict[str, Any
     for node_id, found in node_errors.items():
         class_type, title = names_of(prompt, str(node_id))
         name = class_type if title == class_type else f"{class_type} {title!r}"
-        lines += [
-            f"node {node_id} ({name}): {fault.get('message')}: {fault.get('details')}"
-            for fault in found.get("errors", [])
-        ]
+        # What a node's own check refuses is told once for each of its inputs.
+        told = dict.fromkeys(_fault_text(fault) for fault in found.get("errors", []))
+        lines += [f"node {node_id} ({name}): {text}" for text in told]
     if not lines and isinstance(error, dict):
         lines = [": ".join(str(error[k]) for k in ("message", "details") if error.get(k))]
     return "ComfyUI refuses the workflow: " + "; ".join(lines or [str(error)])
+
+
+def _fault_text(fault: dict[str, Any]) -> str:
+    message, details = str(fault.get("message")), str(fault.get("details"))
+    _, dash, reason = details.partition(" - ")
+    return reason if dash and "is asleep" in reason else f"{message}: {details}"

@@ -134,6 +134,10 @@ class AsyncCourierClient(AsyncConnection):
         """See CourierClient."""
         return dict(await self.call(calls.wake(models, when)))
 
+    async def cancel_orders(self) -> dict[str, Any]:
+        """See CourierClient."""
+        return dict(await self.call(calls.cancel_orders()))
+
     async def plan(
         self, model: str, device_gib: Gib = KEEP, host_gib: Gib = KEEP
     ) -> dict[str, Any]:

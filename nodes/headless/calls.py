@@ -89,6 +89,11 @@ def wake(models: Sequence[str] | None, when: str) -> Call:
     return Call("POST", _PREFIX + "wake", body, takes_its_time=True)
 
 
+def cancel_orders() -> Call:
+    """``POST /courier/v1/cancel``."""
+    return Call("POST", _PREFIX + "cancel", {})
+
+
 def plan(model: str, device_gib: Gib, host_gib: Gib) -> Call:
     """``POST /courier/v1/plan``."""
     return Call("POST", _PREFIX + "plan", _figures(model, device_gib, host_gib))

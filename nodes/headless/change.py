@@ -114,11 +114,14 @@ def _set_budget(changed: Changed, budget: BudgetChoice) -> None:
             "a budget is for Courier's loaders, and the workflow has none; with --courier they "
             "take the place of ComfyUI's own"
         )
+    # What is not said stays as the workflow has it.
+    vram_gib = _figure(changed, loaders, "vram_gib", budget.vram_gib)
+    host_gib = _figure(changed, loaders, "host_gib", budget.host_gib)
     inputs = {
         "preset": "custom",
         # To the node, 0 is automatic, and -1 for RAM.
-        "vram_gib": 0.0 if budget.vram_gib is None else budget.vram_gib,
-        "host_gib": -1.0 if budget.host_gib is None else budget.host_gib,
+        "vram_gib": 0.0 if vram_gib is None else vram_gib,
+        "host_gib": -1.0 if host_gib is None else host_gib,
         "applies_to": "all models together" if budget.together else "each model",
     }
     node_id = _free_id(changed.prompt)
@@ -130,8 +133,28 @@ def _set_budget(changed: Changed, budget: BudgetChoice) -> None:
     for node in loaders:
         changed.prompt[node.id]["inputs"][BUDGET_INPUT] = [node_id, 0]
     names = ", ".join(node.name for node in loaders)
-    card, ram = _gib_text(budget.vram_gib), _gib_text(budget.host_gib)
+    card, ram = _gib_text(vram_gib), _gib_text(host_gib)
     changed.notes.append(f"node {names}: card {card}, RAM {ram}")
+
+
+def _figure(
+    changed: Changed, loaders: Sequence[Any], name: str, chosen: float | None
+) -> float | None:
+    """The figure that was chosen, or the one that all loaders have from a typed budget of theirs;
+    None, automatic, where they have none or do not agree."""
+    if chosen is not None:
+        return chosen
+    found: set[float | None] = set()
+    for loader in loaders:
+        link = changed.prompt[loader.id]["inputs"].get(BUDGET_INPUT)
+        node = changed.prompt.get(str(link[0])) if isinstance(link, list) and link else None
+        inputs = node["inputs"] if node and node.get("class_type") == BUDGET_CLASS else {}
+        value = inputs.get(name) if inputs.get("preset") == "custom" else None
+        is_figure = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # To the node, 0 is automatic for the card, and -1 for RAM.
+        automatic = value == 0 if name == "vram_gib" else is_figure and value < 0
+        found.add(float(value) if is_figure and not automatic else None)
+    return found.pop() if len(found) == 1 else None
 
 
 def _gib_text(gib: float | None) -> str:

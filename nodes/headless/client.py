@@ -133,6 +133,10 @@ class CourierClient(Connection):
         """Wake models (None: all that sleep). Gives the receipt."""
         return dict(self.call(calls.wake(models, when)))
 
+    def cancel_orders(self) -> dict[str, Any]:
+        """Cancel every order to sleep or to wake that waits or is being carried out."""
+        return dict(self.call(calls.cancel_orders()))
+
     def plan(self, model: str, device_gib: Gib = KEEP, host_gib: Gib = KEEP) -> dict[str, Any]:
         """What a budget would do to a model; nothing changes. None: automatic."""
         return dict(self.call(calls.plan(model, device_gib, host_gib)))

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from . import calls
+from .client import CourierClient
 from .connecting import client_of
 from .console import Console
 from .errors import (
@@ -25,6 +27,9 @@ from .options import build_parser
 from .reports import plan_text, runs_text, status_text
 from .text import make_writable
 from .workflow_commands import check_command, convert_command, run_command
+
+_ASLEEP = "is asleep. Wake"
+"""In what ComfyUI says of a model that sleeps; how to wake it from here is ours to say."""
 
 
 def main(arguments: list[str]) -> int:
@@ -49,6 +54,8 @@ def _answered(arguments: list[str]) -> int:
         return COMMANDS[options.command](options, console)
     except HeadlessError as error:
         console.failure(error, _more(error))
+        if _ASLEEP in str(error):
+            console.note("courier.py wake wakes it; so does --wake-before, with the run itself")
         return error.exit_status
     except BrokenPipeError:
         raise
@@ -93,17 +100,27 @@ def _status(options: argparse.Namespace, console: Console) -> int:
 
 
 def _sleep(options: argparse.Namespace, console: Console) -> int:
-    with client_of(options, console) as client:
+    with client_of(options, console) as client, _order_of(client, console):
         receipt = client.sleep(options.models or None, options.level, options.when, options.on_use)
     console.result(receipt, str(receipt["message"]))
     return 0
 
 
 def _wake(options: argparse.Namespace, console: Console) -> int:
-    with client_of(options, console) as client:
+    with client_of(options, console) as client, _order_of(client, console):
         receipt = client.wake(options.models or None, options.when)
     console.result(receipt, str(receipt["message"]))
     return 0
+
+
+@contextmanager
+def _order_of(client: CourierClient, console: Console) -> Iterator[None]:
+    """Ctrl-C ends the order too: one that waits would be carried out when nobody expects it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.note(f"cancelling the order: {client.cancel_orders()['message']}")
+        raise
 
 
 def _runs(options: argparse.Namespace, console: Console) -> int:

@@ -25,6 +25,8 @@ MISSING_TEXT = (
 )
 _NO_CONVERTER_STATUS = 3
 _LEFT_OUT = "Failed to convert node"
+_KNOWS_NO_WIDGETS = "Could not map widget_values for unknown node type"
+"""Also of nodes that the server has, and that have none, such as Courier Status: idle then."""
 _WORKER = Path(__file__).with_name("convert_worker.py")
 
 
@@ -44,17 +46,25 @@ def convert_all(
     Raises: ConverterMissingError; WorkflowFileError where the converter itself breaks.
     """
     request = json.dumps({"object_info": object_info, "workflows": list(workflows)}).encode()
-    return [_read(answer) for answer in json.loads(_run_worker(request))]
+    return [_read(answer, object_info) for answer in json.loads(_run_worker(request))]
 
 
-def _read(answer: Mapping[str, Any]) -> Converted | WorkflowFileError:
+def _read(
+    answer: Mapping[str, Any], object_info: Mapping[str, Any]
+) -> Converted | WorkflowFileError:
     if "error" in answer:
         return WorkflowFileError(f"the workflow cannot be converted: {answer['error']}")
     # A node that it cannot convert is left out, and only logged.
     lost = [text for text in answer["warnings"] if text.startswith(_LEFT_OUT)]
     if lost:
         return WorkflowFileError(f"the workflow cannot be converted: {'; '.join(lost)}")
-    return Converted(answer["prompt"], tuple(answer["warnings"]))
+    told = (text for text in answer["warnings"] if not _is_idle(text, object_info))
+    return Converted(answer["prompt"], tuple(told))
+
+
+def _is_idle(text: str, object_info: Mapping[str, Any]) -> bool:
+    named = text.partition(_KNOWS_NO_WIDGETS)[2].partition("'")[2].partition("'")[0]
+    return named in object_info
 
 
 def pythons() -> Iterator[str]:

@@ -54,7 +54,7 @@ class Cook:
             "LLM": f"{sys.executable} {self.other} {other_status}",
         }
         return subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", code],
+            ["bash", "-c", code],  # as it is pasted
             cwd=self.place,
             env=environment(self.bench.server, {**variables, **more}),
             capture_output=True,

@@ -146,6 +146,27 @@ def test_ctrl_c_takes_a_run_that_waits_off_the_queue_and_disturbs_nobody(
     assert bench.client.wait(first.id).state == "done"
 
 
+def test_ctrl_c_ends_an_order_that_waits(bench: Bench) -> None:
+    run = bench.client.start(bench.long_prompt())
+    bench.until(run.id, "running")
+    process = bench.start("sleep", "--when", "idle")
+
+    def orders() -> list[dict[str, Any]]:
+        return list(bench.server.client.request("/courier/v1/models")["orders"])
+
+    while not orders():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    done = finished(process)
+    assert done.status == 130
+    assert "cancelling the order" in done.err
+    bench.client.cancel(run.id)
+    while orders():
+        pass
+    bench.until(run.id, "cancelled")
+    assert {model["state"] for model in bench.client.models()} == {"awake"}
+
+
 def test_two_clients_at_once_get_what_is_theirs(bench: Bench, file: Callable[..., str]) -> None:
     prompts = [bench.prompt(seed=seed, steps=20) for seed in (1, 2)]
     want = [bench.pixels(bench.client.wait(bench.client.start(p).id)) for p in prompts]
@@ -307,7 +328,8 @@ def test_models_sleep_afterwards_and_wake_before(bench: Bench, file: Callable[..
     before = bench.traces()
     refused = bench.run("run", again, "--json")
     assert (refused.status, refused.json["error"]["code"]) == (8, "prompt_refused")
-    assert "asleep" in refused.json["error"]["message"]
+    assert refused.json["error"]["message"].count("is asleep. Wake") == 1
+    assert "courier.py wake wakes it" in refused.err
     assert bench.traces() == before
     woken = bench.run("run", file(bench.prompt(seed=3)), "--wake-before", "--sleep-after", "--json")
     assert woken.status == 0, woken.err

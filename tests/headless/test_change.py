@@ -145,7 +145,13 @@ def test_a_budget_for_all_courier_loaders(change: Change, headless: Headless) ->
     again = change(budget=budget(None, 0.0), workflow=changed.prompt)
     assert again.prompt["1"]["inputs"]["budget"] == ["courier_budget_2", 0]
     assert again.prompt["courier_budget_2"]["inputs"]["host_gib"] == 0.0
-    assert again.prompt["courier_budget_2"]["inputs"]["vram_gib"] == 0.0
+    # What is not said stays as the workflow has it.
+    assert again.prompt["courier_budget_2"]["inputs"]["vram_gib"] == 11.5
+    assert "card 11.5 GiB, RAM 0 GiB" in again.notes[-1]
+    auto = {"class_type": "CourierBudget", "inputs": {"preset": "auto", "vram_gib": 5.0}}
+    given = {**changed.prompt, "courier_budget": auto}
+    third = change(budget=budget(None, 2.0), workflow=given)
+    assert third.prompt["courier_budget_2"]["inputs"]["vram_gib"] == 0.0
 
 
 def test_a_budget_or_a_loader_for_nothing_is_refused(change: Change, headless: Headless) -> None:

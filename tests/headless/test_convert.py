@@ -341,3 +341,10 @@ def test_what_the_converter_leaves_out_is_told(convert: Any) -> None:
     workflow = {"nodes": [node(1, "Unknown", widgets_values=[1])], "links": []}
     (found,) = convert.to_api_all([workflow], INFO)
     assert any("Unknown" in warning for warning in found.warnings)
+
+
+def test_of_a_node_without_widgets_it_is_not_told_that_it_is_unknown(convert: Any) -> None:
+    known = {**INFO, "Bare": {"input": {"required": {}}, "output": []}}
+    workflow = {"nodes": [node(1, "Bare", widgets_values=[1])], "links": []}
+    (found,) = convert.to_api_all([workflow], known)
+    assert not any("unknown" in warning for warning in found.warnings)
