@@ -22,6 +22,8 @@ from .run_wire import brief_json, run_json
 
 LOOK_SECONDS = 0.1
 KEEP_ALIVE_SECONDS = 15.0
+WRITE_SECONDS = 20.0
+"""A client that reads nothing for so long has its connection ended."""
 MOST_LISTENERS = 64
 _LONGEST_NUMBER = 18
 
@@ -138,6 +140,10 @@ class RunDoor:
             await self._send_events(answer, run_id, last_number(request.headers))
         except (ConnectionError, UnknownRunError):
             pass  # it went away, or the run was forgotten while it was far behind
+        except TimeoutError:
+            # It does not read; without this it would keep its place for ever.
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self._listeners -= 1
         return answer
@@ -147,16 +153,24 @@ class RunDoor:
         while True:
             events, is_over = self._service.events(run_id, after)
             for event in events:
-                await answer.write(event_bytes(event))
+                await _write(answer, event_bytes(event))
                 after, quiet_seconds = event.number, 0.0
             if is_over:
                 return
             if quiet_seconds >= KEEP_ALIVE_SECONDS:
                 # A comment, for proxies that end what is silent, and to see that nobody listens.
-                await answer.write(b": still here\n\n")
+                await _write(answer, b": still here\n\n")
                 quiet_seconds = 0.0
             await asyncio.sleep(LOOK_SECONDS)
             quiet_seconds += LOOK_SECONDS
+
+
+async def _write(answer: web.StreamResponse, data: bytes) -> None:
+    """Raises: TimeoutError where nobody reads."""
+    try:
+        await asyncio.wait_for(answer.write(data), WRITE_SECONDS)
+    except asyncio.TimeoutError as error:  # its own class before Python 3.11
+        raise TimeoutError from error
 
 
 def last_number(headers: Mapping[str, str]) -> int:

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from ..offload_core.device import DeviceBackend, DeviceMemory
 from ..offload_core.host import HostLimits, host_limits
 from ..offload_core.run import LayerEngine, SharedBudget
@@ -90,7 +92,7 @@ class StatusRecord:
         return dataclasses.replace(self, models=tuple(models))
 
 
-DeviceProbe = Callable[[], DeviceMemory]
+DeviceProbe = Callable[[], tuple[torch.device, DeviceMemory]]
 
 
 @dataclass(frozen=True)
@@ -243,8 +245,9 @@ class CourierService:
                 name, kind = str(device), device.type
                 return DeviceRecord(name, kind, memory.total_bytes, memory.free_bytes), ()
             if self._device_probe is not None:
-                memory = self._device_probe()
-                return DeviceRecord(None, None, memory.total_bytes, memory.free_bytes), ()
+                device, memory = self._device_probe()
+                name, kind = str(device), device.type
+                return DeviceRecord(name, kind, memory.total_bytes, memory.free_bytes), ()
         except Exception as error:
             # A driver in trouble is when people look at the status.
             return DeviceRecord(), (f"the device's memory could not be read ({_text(error)})",)

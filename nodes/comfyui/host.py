@@ -55,9 +55,10 @@ def settings_text() -> str:
         return ""
 
 
-def device_memory() -> DeviceMemory:
-    """Memory of the device that ComfyUI computes on, as its driver tells it."""
-    return _backend(comfy.model_management.get_torch_device()).memory()
+def device_memory() -> tuple[torch.device, DeviceMemory]:
+    """The device that ComfyUI computes on, and its memory as the driver tells it."""
+    device = comfy.model_management.get_torch_device()
+    return device, _backend(device).memory()
 
 
 def device_room_bytes(device: torch.device, held_bytes: int, has_figure: bool) -> int | None:

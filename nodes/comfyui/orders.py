@@ -125,7 +125,7 @@ class ComfyHost:
         process = process_memory()
         total = used = None
         if comfy.model_management.get_torch_device().type != "cpu":
-            memory = device_memory()
+            _, memory = device_memory()
             total, used = memory.total_bytes, memory.used_bytes
         return MachineRecord(
             device_total_bytes=total,
@@ -143,7 +143,7 @@ class ComfyHost:
         """On a device: what the driver counts and none of the models holds."""
         if comfy.model_management.get_torch_device().type == "cpu":
             return ()
-        used = device_memory().used_bytes
+        used = device_memory()[1].used_bytes
         held = sum(sleeper.held().device_bytes for sleeper in self.sleepers())
         left = max(0, used - held)
         return (

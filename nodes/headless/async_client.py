@@ -181,6 +181,9 @@ class AsyncCourierClient(AsyncConnection):
                         return
                 if (await self.run(run_id)).is_over:
                     return
+                failed = 0
+                await asyncio.sleep(FIRST_PAUSE_SECONDS)
+                continue
             except (OSError, aiohttp.ClientError, ConnectionLostError) as error:
                 lost = error
             failed = 0 if reader.last_number > before else failed + 1

@@ -187,9 +187,13 @@ def _follow(client: CourierClient, run_id: str, after: int) -> Iterator[RunEvent
                 yield event
                 if event.kind == "end":
                     return
-            # Ended in order, without an "end": it was told before, or the server ends.
+            # Ended in order, without an "end": it was told before, the server ends, or has no place
+            # for one more that listens. Where it answers, it is asked now and then.
             if client.run(run_id).is_over:
                 return
+            failed = 0
+            time.sleep(FIRST_PAUSE_SECONDS)
+            continue
         except (OSError, http.client.HTTPException, ConnectionLostError) as error:
             lost = error
         failed = 0 if reader.last_number > before else failed + 1

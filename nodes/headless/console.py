@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from .errors import HeadlessError
 from .records import Run
-from .text import one_line
+from .text import one_line, plain
 
 _BAR_CELLS = 24
 _WIDTH = 100
@@ -39,7 +39,7 @@ class Console:
         """Something on the way."""
         if not self._quiet:
             self.clear()
-            self._error.write(f"{text}\n")
+            self._error.write(f"{plain(text)}\n")
             self._error.flush()
 
     def progress(self, run: Run) -> None:
@@ -47,13 +47,13 @@ class Console:
         if self._quiet:
             return
         if self._is_terminal:
-            self._draw(progress_text(run, with_bar=True)[:_WIDTH])
+            self._draw(one_line(progress_text(run, with_bar=True))[:_WIDTH])
             return
         place = (run.state, run.ahead, (run.node or {}).get("id"))
         now = time.monotonic()
         if place != self._told or now - self._told_at >= _LINE_SECONDS:
             self._told, self._told_at = place, now
-            self._error.write(f"{progress_text(run, with_bar=False)}\n")
+            self._error.write(f"{one_line(progress_text(run, with_bar=False))}\n")
             self._error.flush()
 
     def clear(self) -> None:
@@ -67,7 +67,7 @@ class Console:
         """What the command was for."""
         self.clear()
         # ASCII: whatever reads it, in whatever encoding, reads the same.
-        shown = json.dumps(value, indent=2) if self.as_json else text
+        shown = json.dumps(value, indent=2) if self.as_json else plain(text)
         sys.stdout.write(f"{shown}\n")
         sys.stdout.flush()
 
@@ -80,7 +80,7 @@ class Console:
             sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
             sys.stdout.flush()
         else:
-            self._error.write(f"courier: {error}\n")
+            self._error.write(f"courier: {plain(str(error))}\n")
             self._error.flush()
 
     def _draw(self, text: str) -> None:

@@ -14,6 +14,8 @@ MAX_TEXT_BYTES = 64 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 _EXIF_HEAD = b"Exif\0\0"
 _ASCII = 2
+_RAW_KEYS = frozenset(key.encode() for key in KEYS)
+_LONGEST_KEY = max(len(key) for key in KEYS) + 1
 
 
 def is_picture(data: bytes) -> bool:
@@ -65,7 +67,9 @@ def _png_texts(data: bytes, file_name: str) -> Iterator[tuple[str, bytes]]:
         if name in (b"tEXt", b"zTXt", b"iTXt", b"comf"):  # the last: ComfyUI's, in animations
             if zlib.crc32(name + body) != checksum:
                 _refuse(file_name)
-            yield _png_text(name, body, file_name)
+            # Before it is unpacked: others may be large, and many.
+            if body.partition(b"\0")[0].lower() in _RAW_KEYS:
+                yield _png_text(name, body, file_name)
         elif name == b"IEND":
             return
         offset += 12 + size
@@ -127,14 +131,16 @@ def _exif_texts(exif: bytes, file_name: str) -> Iterator[tuple[str, bytes]]:
     try:
         (start,) = struct.unpack_from(f"{order}I", exif, 4)
         (count,) = struct.unpack_from(f"{order}H", exif, start)
+        seen: set[bytes] = set()
         for index in range(count):
             _, kind, size, where = struct.unpack_from(f"{order}HHII", exif, start + 2 + 12 * index)
             if kind != _ASCII or size <= 4:
                 continue
-            text = exif[where : where + size].rstrip(b"\0")
-            key, colon, value = text.partition(b":")
-            if colon:
-                yield key.decode("latin-1"), value
+            key = exif[where : where + _LONGEST_KEY].partition(b":")[0].lower()
+            if key in _RAW_KEYS and key not in seen:  # thousands of entries may name one text
+                seen.add(key)
+                text = exif[where : where + size].rstrip(b"\0")
+                yield key.decode("latin-1"), text.partition(b":")[2]
     except struct.error:
         _refuse(file_name)
 

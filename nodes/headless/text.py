@@ -30,6 +30,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def plain(text: str) -> str:
+    """Lines without what a terminal would obey: ids, classes and files may be called anything."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
 def table(rows: Sequence[tuple[str, ...]], right: frozenset[int] = frozenset()) -> list[str]:
     """Columns, as wide as they have to be. ``right``: those that are figures."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

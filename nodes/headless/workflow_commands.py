@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
+import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,7 +70,13 @@ def held_back() -> Iterator[list[int]]:
     Gives a list with something in it if there was one."""
     asked: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda n, _: asked.append(n)) for number in numbers]
+
+    def ask(number: int, _: object) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt  # a server that does not answer is not waited for
+
+    before = [signal.signal(number, ask) for number in numbers]
     try:
         yield asked
     finally:
@@ -138,14 +147,30 @@ def convert_command(options: argparse.Namespace, console: Console) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
+    """A file whole or not at all; a pipe or a device as it comes, and never replaced."""
+    data = f"{text}\n".encode()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    target = Path(os.path.realpath(path))  # of a link, the file that it leads to
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    partial = Path(name)
     try:
-        partial.write_text(f"{text}\n", encoding="utf-8")
-        partial.replace(path)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+        # mkstemp's are for the owner alone; a new file is as the user's others.
+        mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
+        partial.chmod(stat.S_IMODE(mode))
+        partial.replace(target)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _prepared(

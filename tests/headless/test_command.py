@@ -259,9 +259,8 @@ def test_ctrl_c_in_the_request_that_begins_a_run_waits_for_its_id(headless: Head
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with held_back() as stopped:
-            os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stopped == [signal.SIGINT, signal.SIGTERM]
+            assert stopped == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:
@@ -359,3 +358,46 @@ def imported(path: Path) -> list[str]:
             start = package[: max(0, len(package) - part.level + 1)] if part.level else []
             found.append(".".join([*start, *filter(None, [part.module])]))
     return found
+
+
+def test_a_file_is_written_whole_and_what_is_none_is_written_through(
+    headless: Headless, tmp_path: Path
+) -> None:
+    write = headless.module("workflow_commands")._write
+    fifo, target, link = tmp_path / "fifo", tmp_path / "target", tmp_path / "link"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    write(fifo, "{}")
+    assert os.read(reader, 10) == b"{}\n"
+    assert fifo.is_fifo()
+    os.close(reader)
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new\n")
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link", "target"]
+
+
+def test_a_second_ctrl_c_does_not_wait(headless: Headless) -> None:
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with headless.module("workflow_commands").held_back() as stopped:
+            press()
+            assert stopped == [signal.SIGINT]
+            with pytest.raises(KeyboardInterrupt):
+                press()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_terminal_obeys_nothing_of_a_workflow(headless: Headless) -> None:
+    error = io.StringIO()
+    console = headless.module("console").Console(False, error=error)
+    console.note("node \x1b[31mred \u202e\nnext")
+    console.failure(headless.courier.UsageError("class \x1b]0;title\x07"))
+    assert error.getvalue() == "node  [31mred  \nnext\ncourier: class  ]0;title \n"

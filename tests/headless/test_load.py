@@ -204,3 +204,22 @@ def test_standard_input_and_a_file_with_any_name(load: Any, tmp_path: Path) -> N
         [sys.executable, "-c", code, str(root)], input=file.read_bytes(), capture_output=True
     )
     assert done.stdout.decode().strip() == ascii(CJK), done.stderr
+
+
+def test_what_is_no_workflow_is_not_unpacked(
+    headless: Headless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture may hold thousands of texts, each of which unpacks to much."""
+    pictures = headless.module("pictures")
+    unpacked: list[int] = []
+    inflate = pictures._inflated
+    monkeypatch.setattr(pictures, "_inflated", lambda *a: unpacked.append(1) or inflate(*a))
+    junk = png_chunk(b"zTXt", b"junk\0\0" + zlib.compress(bytes(1 << 20)))
+    wanted = png_chunk(b"zTXt", b"Prompt\0\0" + zlib.compress(b"{}"))
+    data = b"\x89PNG\r\n\x1a\n" + junk * 50 + wanted + png_chunk(b"IEND", b"")
+    assert pictures.metadata_of(data, "a.png") == {"prompt": b"{}"}
+    assert unpacked == [1]
+
+
+def png_chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I4s", len(body), name) + body + struct.pack(">I", zlib.crc32(name + body))

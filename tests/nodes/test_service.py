@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 HOSTILE_NAMES = [
     "模型 🐎.safetensors",
@@ -140,8 +141,9 @@ def test_device_is_the_models_own(service: Any, make_engine: MakeEngine, backend
 
 def test_device_is_probed_while_there_is_no_model(pack: Any) -> None:
     memory = pack.module("offload_core.device").DeviceMemory(total_bytes=8, free_bytes=5)
-    service = pack.module("nodes.service").CourierService(device_probe=lambda: memory)
-    device = service.status().device
+    probe = lambda: (torch.device("cuda", 1), memory)  # noqa: E731
+    device = pack.module("nodes.service").CourierService(device_probe=probe).status().device
+    assert (device.name, device.type) == ("cuda:1", "cuda")
     assert (device.total_bytes, device.free_bytes) == (8, 5)
 
 

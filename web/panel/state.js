@@ -66,7 +66,7 @@ export function withStatus(state, status, list, now) {
     host: object(status.host),
     notes: texts(status.notes),
     models: [...ours, ...others.map(coreModel)],
-    orders: Array.isArray(list?.orders) ? list.orders : [],
+    orders: ordersOf(list),
     busy: list?.busy === true,
   };
 }
@@ -99,7 +99,7 @@ export function withEvent(state, event, now) {
     reread ||= model.plan !== null && news.plan !== model.plan;
     return withNews(model, news, now);
   });
-  const orders = Array.isArray(event.orders) ? event.orders : [];
+  const orders = ordersOf(event);
   const { orders_done: ordersDone, loaded, busy } = event;
   const next = { ...state, models, orders, ordersDone, loaded, busy: busy === true };
   return [{ ...next, link: "live", problem: "" }, reread];
@@ -239,6 +239,11 @@ function coreModel(entry) {
     notes: [],
     layers: [],
   };
+}
+
+function ordersOf(raw) {
+  const orders = Array.isArray(raw?.orders) ? raw.orders : [];
+  return orders.filter((order) => order !== null && typeof order === "object");
 }
 
 function fits(model, news) {
