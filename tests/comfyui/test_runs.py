@@ -281,7 +281,7 @@ def test_what_the_server_cannot_run_is_refused_and_leaves_nothing(bench: Bench, 
     """Past our own check: whoever posts it himself."""
     before = bench.traces()
     with pytest.raises(bench.courier.RefusedError) as caught:
-        bench.start_patiently(RAW[name])
+        bench.client.start(RAW[name])
     assert (caught.value.status, caught.value.code) == (422, "prompt_refused"), caught.value
     assert str(caught.value).startswith("ComfyUI ")
     assert bench.traces() == before
@@ -292,16 +292,16 @@ def test_half_a_workflow_is_not_run(bench: Bench) -> None:
     prompt = {**bench.prompt(), "20": node("SaveImage", images=["10", 0])}
     before = bench.traces()
     with pytest.raises(bench.courier.RefusedError, match=r"node 20 \(SaveImage\): Required input"):
-        bench.start_patiently(prompt)
+        bench.client.start(prompt)
     assert bench.traces() == before
 
 
 def test_a_full_queue_is_said_and_nothing_is_lost(bench: Bench, file: Callable[..., str]) -> None:
     small = {"1": node("CourierWakeModel")}
-    started = [bench.start_patiently(bench.long_prompt())]
-    started += [bench.start_patiently(small) for _ in range(49)]
+    started = [bench.client.start(bench.long_prompt())]
+    started += [bench.client.start(small) for _ in range(49)]
     with pytest.raises(bench.courier.RefusedError, match="50 runs are unfinished"):
-        bench.start_patiently(small)
+        bench.client.start(small)
     done = bench.run("run", file(bench.prompt()), "--json")
     assert (done.status, done.json["error"]["code"]) == (8, "queue_full")
     queue = bench.server.client.request("/queue")

@@ -52,7 +52,7 @@ class Place:
     """Courier's routes, with a queue that the test moves; and who asked for what."""
 
     def __init__(self) -> None:
-        pack = load_pack()
+        self.pack = pack = load_pack()
         under_way = pack.module("nodes.under_way").OrderList()
         self.control = FakeControl(pack.module("nodes.control").UnknownModelError, under_way)
         self.studio = Studio(pack, self.control)
@@ -209,6 +209,21 @@ def test_events_are_followed_and_a_broken_connection_is_taken_up_where_it_was(
     states = ["queued"] * (times + 1) + ["running", "done"]
     assert seen == list(enumerate(states, start=1))
     assert broken == [str(number) for number in range(times)]
+
+
+def test_where_no_more_may_listen_the_run_itself_is_asked(
+    ask: Callable[..., Any], headless: Headless, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that answers is not lost, however often it has no place."""
+    for name in ("client", "async_client"):
+        monkeypatch.setattr(headless.module(name), "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(place.pack.module("nodes.run_routes"), "MOST_LISTENERS", 0)
+    run = ask("start", PROMPT)
+    # By then it has been refused a place far more often than a lost server is tried.
+    ender = threading.Timer(1.0, lambda: place.studio.end(run.id))
+    ender.start()
+    assert ask("wait", run.id).state == "done"
+    ender.join()
 
 
 def test_nobody_there_is_one_sentence(headless: Headless) -> None:

@@ -334,3 +334,15 @@ def test_so_many_listeners_and_no_more(door: Door, pack: Any, monkeypatch: Any) 
                 return other.status, other.headers["Retry-After"]
 
     assert door.talk(conversation) == (503, "5")
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(pack: Any, monkeypatch: Any) -> None:
+    module = pack.module("nodes.run_routes")
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.05)
+
+    class Stuck:
+        async def write(self, _: bytes) -> None:
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(module._write(Stuck(), b"x"))
