@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable, Sequence
 
 from ..plan import Plan
 from ..values import (
@@ -43,17 +44,13 @@ class SharedBudget:
         if self.budget.device_bytes is not None:
             need = _planned_device_bytes(engine, Budget(device, host), activation_bytes)
             excess = need + sum(other.device_bytes for other in others) - self.budget.device_bytes
-            for other in others:  # the least recently used first
-                if excess > 0:
-                    excess -= give_up_device(other, excess)
+            _make_room(others, excess, give_up_device)
             held = sum(other.device_bytes for other in others)
             device = _smaller(device, max(0, self.budget.device_bytes - held))
         if self.budget.host_bytes is not None:
             need = _planned_host_bytes(engine, Budget(device, host), activation_bytes)
             excess = need + sum(map(promised_host_bytes, others)) - self.budget.host_bytes
-            for other in others:
-                if excess > 0:
-                    excess -= give_up_host(other, excess)
+            _make_room(others, excess, give_up_host)
             promised = sum(map(promised_host_bytes, others))
             # 0 means "lock nothing", and so it should where copies and runs of others take all.
             host = _smaller(host, max(0, self.budget.host_bytes - promised))
@@ -65,6 +62,15 @@ class SharedBudget:
         others = [(ref, member) for ref, member in living if member is not engine]
         self._members = [ref for ref, _ in others] + [weakref.ref(engine)]
         return [member for _, member in others]
+
+
+def _make_room(
+    others: Sequence[LayerEngine], excess_bytes: int, give_up: Callable[[LayerEngine, int], int]
+) -> None:
+    """``others``: the least recently used first."""
+    for other in others:
+        if excess_bytes > 0:
+            excess_bytes -= give_up(other, excess_bytes)
 
 
 def promised_host_bytes(engine: LayerEngine) -> int:

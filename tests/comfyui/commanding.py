@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import io
 import json
 import os
@@ -14,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from PIL import Image
@@ -24,7 +21,8 @@ from devtools.comfyui_host import ComfyUIHost
 from devtools.paths import checkout
 from devtools.small_workflows import Prompt, loaded_with, workflow
 
-COMMAND = Path(__file__).resolve().parents[2] / "courier.py"
+from ..courier_command import COMMAND, load_courier
+
 COMMAND_SECONDS = 120.0
 
 
@@ -162,20 +160,3 @@ def finished(process: subprocess.Popen[bytes], data: bytes = b"") -> Done:
         out, err = process.communicate()
         raise AssertionError(f"the command did not end\n{out!r}\n{err!r}") from None
     return Done(process.returncode, out.decode(), err.decode())
-
-
-def load_courier() -> ModuleType:
-    """``courier.py`` as ``import courier`` gives it."""
-    spec = importlib.util.spec_from_file_location("courier_of_the_tests", COMMAND)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def headless(name: str) -> ModuleType:
-    """One of the modules behind it."""
-    load_courier()
-    return importlib.import_module(f"_comfyui_courier_files.nodes.headless.{name}")

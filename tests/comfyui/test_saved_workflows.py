@@ -20,7 +20,8 @@ from devtools.paths import Paths, checkout
 from devtools.small_workflows import loaded_with
 from devtools.small_workflows import node as node_of
 
-from .commanding import Bench, headless
+from ..courier_command import headless_module
+from .commanding import Bench
 
 EXPORT = """async graph => {
     await window.app.loadGraphData(graph);
@@ -103,7 +104,7 @@ def test_a_foreign_workflow_becomes_what_the_page_makes_of_it(
     page: Page, object_info: Any, templates: Path, name: str
 ) -> None:
     workflow = json.loads((templates / name).read_text(encoding="utf-8"))
-    (found,) = headless("convert").to_api_all([copy.deepcopy(workflow)], object_info)
+    (found,) = headless_module("convert").to_api_all([copy.deepcopy(workflow)], object_info)
     assert not isinstance(found, Exception), found
     want = what_runs(page.evaluate(EXPORT, workflow), object_info)
     assert want, "nothing of it runs, so nothing is compared"
@@ -112,8 +113,12 @@ def test_a_foreign_workflow_becomes_what_the_page_makes_of_it(
 
 def test_every_template_is_loaded_converted_and_checked(object_info: Any, templates: Path) -> None:
     """Hundreds of files that no one here wrote, of nodes that mostly are not there."""
-    load, convert, check = headless("load"), headless("convert"), headless("check")
-    catalog = headless("schema").Catalog(object_info)
+    load, convert, check = (
+        headless_module("load"),
+        headless_module("convert"),
+        headless_module("check"),
+    )
+    catalog = headless_module("schema").Catalog(object_info)
     files = sorted(templates.glob("*.json"))
     workflows = {}
     for file in files:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = ROOT / "courier.py"
+from ..courier_command import COMMAND, headless_module, load_courier
+
+ROOT = COMMAND.parent
 
 
 @dataclass(frozen=True)
@@ -24,18 +21,12 @@ class Headless:
 
     def module(self, name: str) -> ModuleType:
         """``module("check")``."""
-        return importlib.import_module(f"_comfyui_courier_files.nodes.headless.{name}")
+        return headless_module(name)
 
 
 @pytest.fixture(scope="session")
 def headless() -> Headless:
-    spec = importlib.util.spec_from_file_location("courier_of_the_tests", COMMAND)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return Headless(module)
+    return Headless(load_courier())
 
 
 def info(
