@@ -8,6 +8,7 @@ Runs from any working folder. Needs neither ComfyUI nor torch; ``plan`` needs to
 """
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what a type checker may look at; it finds "nodes" beside this file
     from nodes.headless import *  # noqa: F403
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Until the command is loaded there is nothing to put in order, and a traceback says nothing.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # The pack's folder as a package under a name of our own: its __init__ is ComfyUI's door, and its
 # "nodes" must never be found by that name, which is ComfyUI's own.

@@ -15,6 +15,8 @@ from typing import Any
 from devtools.console import DevError
 
 POLL_SECONDS = 0.1
+TOO_MANY = 429
+TURN_SECONDS = 0.2
 # No proxy: the server is on this machine, and a proxy of the user's could not reach it.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -86,22 +88,41 @@ class ComfyUIClient:
     ) -> Any:
         """GET ``path``, or POST ``body`` as JSON to it.
 
+        Where there were too many changes in a short time it asks again until there is a turn, for
+        as long as it waits for any answer.
+
         Returns: parsed JSON, None for an empty answer, or bytes if ``raw``.
         Raises: HttpError for an answer that is no success; OSError if nobody answers.
         """
+        deadline = time.monotonic() + self.timeout_seconds
+        while (content := self._asked_once(path, body, method, deadline)) is None:
+            time.sleep(TURN_SECONDS)
+        return content if raw else _parse(content)
+
+    def _asked_once(
+        self, path: str, body: Any, method: str | None, deadline: float
+    ) -> bytes | None:
+        """None where there is no turn for it yet."""
+        try:
+            return self._ask(path, body, method)
+        except HttpError as error:
+            if error.status != TOO_MANY or time.monotonic() > deadline:
+                raise
+            return None
+
+    def _ask(self, path: str, body: Any, method: str | None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data=data, method=method)
         if data is not None:
             request.add_header("Content-Type", "application/json")
         try:
             with _opener.open(request, timeout=self.timeout_seconds) as answer:
-                content = answer.read()
+                return bytes(answer.read())
         except urllib.error.HTTPError as error:
             with error:
                 parsed = _parse(error.read())
             text = f"{request.get_method()} {path} answered {error.code}: {parsed}"
             raise HttpError(text, error.code, parsed) from None
-        return content if raw else _parse(content)
 
     def is_up(self) -> bool:
         try:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from . import calls
 from .client import CourierClient
@@ -23,6 +23,7 @@ from .errors import (
     RunFailedError,
     UsageError,
 )
+from .interrupts import stop
 from .options import build_parser
 from .reports import plan_text, runs_text, status_text
 from .text import make_writable
@@ -35,8 +36,10 @@ _ASLEEP = "is asleep. Wake"
 def main(arguments: list[str]) -> int:
     """Run the command. Returns: its exit status; docs/headless.md."""
     make_writable()
-    # As an exception, so that a run is cancelled and a ComfyUI of ours ended on the way.
-    signal.signal(signal.SIGTERM, _stop)
+    # As exceptions, so that a run is cancelled and a ComfyUI of ours ended on the way.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     try:
         return _answered(arguments)
     except BrokenPipeError:
@@ -71,10 +74,6 @@ def _answered(arguments: list[str]) -> int:
 class _Stopped(HeadlessError):
     exit_status = STOPPED_STATUS
     code = "stopped"
-
-
-def _stop(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _more(error: HeadlessError) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from .calls import Call
 from .client import CourierClient
 from .errors import ConnectionLostError, HeadlessError, UsageError
+from .interrupts import held_back
 
 START_SECONDS = 300.0
 """Some packs install things when they are loaded."""
@@ -71,12 +72,17 @@ def running(program: Program) -> Iterator[CourierClient]:
     with tempfile.TemporaryDirectory(prefix="courier-") as place:
         log = Path(place) / "comfyui.log"
         client = CourierClient(f"http://127.0.0.1:{_free_port()}")
-        process = _spawn(program, client.address.rpartition(":")[2], log)
+        process = None
         try:
+            with held_back() as stopped:
+                process = _spawn(program, client.address.rpartition(":")[2], log)
+            if stopped:
+                raise KeyboardInterrupt
             _wait_until_up(process, client, log)
             yield client
         finally:
-            _stop(process)
+            if process is not None:
+                _stop(process)
 
 
 def _free_port() -> int:
@@ -120,11 +126,12 @@ def _wait_until_up(process: subprocess.Popen[bytes], client: CourierClient, log:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """In order; at once where that takes too long, or Ctrl-C says that it does."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
     process.wait()
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from .console import Console
 from .convert import to_api
 from .ends import check_ended_well
 from .errors import RefusedError, UsageError
+from .interrupts import held_back
 from .load import Workflow, load_workflow
 from .records import Run, RunOptions
 from .reports import run_text
@@ -40,12 +39,10 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
     workflow = load_workflow(options.workflow)
     with client_of(options, console) as client:
         prompt = _prepared(options, console, client, workflow, must_fit=not options.no_check)
-        with held_back() as stopped:
-            run = client.start(prompt, _run_options(options, workflow))
-        if options.no_wait:
-            console.note(f"run {run.id}")
-        else:
-            run = _followed(client, run, console, stopped)
+        asked = _run_options(options, workflow)
+        run = _run_to_its_end(
+            client, lambda: client.start(prompt, asked), console, waits=not options.no_wait
+        )
         saved = [] if options.save is None else save_files(client, run, Path(options.save))
     value = {**run.raw, "saved": [text_of(str(path)) for path in saved]}
     console.result(value, run_text(run, value["saved"]))
@@ -64,38 +61,30 @@ def _run_options(options: argparse.Namespace, workflow: Workflow) -> RunOptions:
     )
 
 
-@contextmanager
-def held_back() -> Iterator[list[int]]:
-    """Have Ctrl-C wait: in the middle of the request that begins a run, nobody could cancel it.
-    Gives a list with something in it if there was one."""
-    asked: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+def _run_to_its_end(
+    client: CourierClient, begin: Callable[[], Run], console: Console, waits: bool
+) -> Run:
+    """The run at its end, or as it begins if nobody ``waits``.
 
-    def ask(number: int, _: object) -> None:
-        asked.append(number)
-        if len(asked) > 1:
-            raise KeyboardInterrupt  # a server that does not answer is not waited for
-
-    before = [signal.signal(number, ask) for number in numbers]
+    Raises: RunFailedError; KeyboardInterrupt once it is cancelled.
+    """
+    run: Run | None = None
     try:
-        yield asked
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _followed(client: CourierClient, run: Run, console: Console, stopped: list[int]) -> Run:
-    """The run at its end. Raises: RunFailedError; KeyboardInterrupt once it is cancelled."""
-    try:
+        with held_back() as stopped:
+            run = begin()
         console.note(f"run {run.id}")
         if stopped:
             raise KeyboardInterrupt
+        if not waits:
+            return run
         for event in client.follow(run.id):
             console.progress(event.run)
             if event.kind == "end":
                 return check_ended_well(event.run)
         return check_ended_well(client.run(run.id))
     except KeyboardInterrupt:
+        if run is None:
+            raise
         console.note("stopping the run")
         cancel_surely(client, run.id)
         # Until it has stopped, so that the next one finds the card free. Ctrl-C again ends that.

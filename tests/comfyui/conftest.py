@@ -139,9 +139,13 @@ def bench(server_factory: Callable[..., ComfyUIHost], small_models: SmallModels)
     return Bench(server_factory({"OMP_NUM_THREADS": "1"}), small_models)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A Chromium; that there is none is a failure."""
+    """A Chromium; that there is none is a failure.
+
+    Of one module alone: while it is there, playwright has an event loop run in this thread, and
+    no test could have one of its own.
+    """
     with chromium() as made:
         yield made
 

@@ -44,16 +44,9 @@ class Studio:
         return next(model for model in reversed(models) if model["file"] == self.file)
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
-        """(status, answer) of one order to this model; waits where there were too many."""
-        while True:
-            status, answer = self._try(path, {"model": self.model()["id"], **body})
-            if status != 429:
-                return status, answer
-            time.sleep(0.3)
-
-    def _try(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """(status, answer) of one order to this model."""
         try:
-            return 200, self.server.client.request(path, body)
+            return 200, self.server.client.request(path, {"model": self.model()["id"], **body})
         except HttpError as error:
             return error.status, error.body
 
@@ -183,21 +176,22 @@ def test_the_loader_that_runs_again_has_the_budget_of_its_node(studio: Studio) -
 def test_events_come_while_a_model_runs_and_a_refused_prompt_is_told_to_its_page(
     studio: Studio,
 ) -> None:
-    async def listen() -> list[tuple[float, dict[str, Any]]]:
-        found: list[tuple[float, dict[str, Any]]] = []
+    found: list[tuple[float, dict[str, Any]]] = []
+
+    async def listen() -> None:
         address = f"{studio.server.address}/ws?clientId=page-of-a-test"
         async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
             await socket.receive()
             asks = {"Courier-Client": "page-of-a-test"}
             async with session.get(studio.server.address + STATUS, headers=asks) as answer:
                 assert answer.status == 200
-            task = asyncio.create_task(asyncio.to_thread(drive))
-            while not found or found[-1][1]["type"] != "courier.refused":
-                message = await asyncio.wait_for(socket.receive(), 60)
-                if message.type is aiohttp.WSMsgType.TEXT:
-                    found.append((time.monotonic(), json.loads(message.data)))
-            await task
-        return found
+            await asyncio.gather(asyncio.to_thread(drive), until_refused(socket))
+
+    async def until_refused(socket: aiohttp.ClientWebSocketResponse) -> None:
+        while not found or found[-1][1]["type"] != "courier.refused":
+            message = await asyncio.wait_for(socket.receive(), 60)
+            if message.type is aiohttp.WSMsgType.TEXT:
+                found.append((time.monotonic(), json.loads(message.data)))
 
     def drive() -> None:
         client = studio.server.client
@@ -207,7 +201,7 @@ def test_events_come_while_a_model_runs_and_a_refused_prompt_is_told_to_its_page
         with pytest.raises(PromptError, match="is asleep"):
             client.queue(studio.prompt(), "page-of-a-test")
 
-    found = asyncio.run(listen())
+    asyncio.run(listen())
     events = [(at, m["data"]) for at, m in found if m["type"] == "courier.status"]
     seconds = found[-1][0] - found[0][0]
     assert 2 <= len(events) <= seconds * 5 + 2

@@ -120,6 +120,16 @@ def test_other_refusals_keep_status_and_body(client: ComfyUIClient, answers: Ans
     assert (caught.value.status, caught.value.body) == (403, {"why": "origin"})
 
 
+def test_too_many_changes_are_asked_again(client: ComfyUIClient, answers: Answers) -> None:
+    answers.by_path["/x"] = [(429, {"error": "later"}), (200, {"ok": True})]
+    assert client.request("/x", {"a": 1}) == {"ok": True}
+    assert answers.posted == [{"a": 1}] * 2
+    client.timeout_seconds = 0.5
+    answers.by_path["/x"] = [(429, {"error": "later"})]
+    with pytest.raises(HttpError, match="answered 429"):
+        client.request("/x", {"a": 1})
+
+
 def test_failed_node_is_named_with_its_error(client: ComfyUIClient, answers: Answers) -> None:
     answers.by_path["/history/p"] = [(200, {}), (200, {"p": {"status": FAILED, "outputs": {}}})]
     expected = r"node 8 \(KSampler\) failed with RuntimeError: no room"

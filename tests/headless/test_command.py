@@ -253,20 +253,6 @@ def test_no_file_is_replaced(headless: Headless, tmp_path: Path) -> None:
 # What should not happen
 
 
-def test_ctrl_c_in_the_request_that_begins_a_run_waits_for_its_id(headless: Headless) -> None:
-    held_back = headless.module("workflow_commands").held_back
-    # Tests that a shell runs in the background are told to ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with held_back() as stopped:
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert stopped == [signal.SIGTERM]
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_a_cancel_waits_for_its_turn(headless: Headless, monkeypatch: pytest.MonkeyPatch) -> None:
     module, refused = headless.module("workflow_commands"), headless.courier.RefusedError
     monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
@@ -378,21 +364,6 @@ def test_a_file_is_written_whole_and_what_is_none_is_written_through(
     assert (link.is_symlink(), target.read_text()) == (True, "new\n")
     assert target.stat().st_mode & 0o777 == 0o640
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link", "target"]
-
-
-def test_a_second_ctrl_c_does_not_wait(headless: Headless) -> None:
-    def press() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with headless.module("workflow_commands").held_back() as stopped:
-            press()
-            assert stopped == [signal.SIGINT]
-            with pytest.raises(KeyboardInterrupt):
-                press()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_terminal_obeys_nothing_of_a_workflow(headless: Headless) -> None:
