@@ -27,10 +27,15 @@ POISON = 0xFF
 
 @dataclass(eq=False)
 class FakeEvent:
-    """Passes when its copies were done, or for a mark, when its work is said to be done."""
+    """Passes when its copies were done, or for a mark, when its work is said to be done.
+
+    ``copies`` are those still to be done: an event keeps nobody's memory. ``targets`` are the
+    addresses that they go to, and stay.
+    """
 
     number: int
     copies: list[CopyPiece] = field(default_factory=list)
+    targets: tuple[int, ...] = ()
     after: FakeEvent | None = None
     passed: bool = False
 
@@ -149,9 +154,10 @@ class FakeBackend:
         with self._lock:
             event = self._event()
             event.copies = list(pieces)
+            event.targets = tuple(piece.destination.data_ptr() for piece in pieces)
             event.after = after
-            for piece in pieces:
-                self._check_overwrite(piece.destination.data_ptr(), after)
+            for address in event.targets:
+                self._check_overwrite(address, after)
             self._pending.append(event)
         return shipped(event)
 
@@ -168,8 +174,8 @@ class FakeBackend:
         assert isinstance(event, FakeEvent)
         with self._lock:
             self._perform(event)
-            for piece in event.copies:
-                block = self._block_of(piece.destination.data_ptr())
+            for address in event.targets:
+                block = self._block_of(address)
                 if block is not None:
                     block.in_use = True
 
@@ -196,7 +202,7 @@ class FakeBackend:
             self._perform(event)
             event.passed = True
             # Marks of one stream pass in order: with this one, all that were made before it.
-            if not event.copies:
+            if not event.targets:
                 for block in self._blocks.values():
                     reader = block.last_reader
                     if reader is not None and reader.number <= event.number:
@@ -235,6 +241,7 @@ class FakeBackend:
                 first.after.passed = True
             for piece in first.copies:
                 piece.destination.copy_(piece.source)
+            first.copies = []
             first.passed = True
 
     def _block_of(self, address: int) -> _Block | None:
@@ -260,6 +267,6 @@ class FakeBackend:
             if block.in_use or (block.last_reader and not block.last_reader.passed):
                 self.violations.append("memory freed while work that reads it may still run")
             for event in self._pending:
-                if any(block.start <= p.destination.data_ptr() < block.end for p in event.copies):
+                if any(block.start <= address < block.end for address in event.targets):
                     self.violations.append("memory freed while a copy into it is pending")
             raw.fill_(POISON)

@@ -115,9 +115,12 @@ def _record_at_rest(
     reason = "asleep" if engine is EngineState.ASLEEP else "not loaded"
     if not locked:
         return _record(group, at_rest, reason, state)
-    in_place = source.locked_bytes > 0
-    placement = Placement.PINNED
-    return _record(group, placement, f"{reason}; its pages stay locked", state, 0, locked, in_place)
+    # What was resident is not locked: such a layer is mapped, and locked in part.
+    is_whole = locked >= sum(run.size_bytes for run in group.runs)
+    placement = Placement.PINNED if is_whole else at_rest
+    in_place = is_whole and source.locked_bytes > 0
+    pages = "its pages stay locked" if is_whole else "those of its pages that streamed stay locked"
+    return _record(group, placement, f"{reason}; {pages}", state, 0, locked, in_place)
 
 
 def _base_record(base: WeightGroup, published: Published) -> LayerRecord:

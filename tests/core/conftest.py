@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,20 +251,6 @@ def share_of() -> Callable[..., int]:
         return smallest + (whole - smallest) * hundredths // 100
 
     return share
-
-
-@pytest.fixture
-def await_freed() -> Callable[[FakeBackend], None]:
-    """Until nothing is allocated: the courier may be on its way back from its last order, with the
-    fake's event of it in hand. Nothing here is timed; what is never freed fails."""
-
-    def wait(fake: FakeBackend) -> None:
-        deadline = time.monotonic() + 60
-        while fake.allocated_bytes and time.monotonic() < deadline:
-            os.sched_yield()
-        assert fake.allocated_bytes == 0
-
-    return wait
 
 
 @dataclass

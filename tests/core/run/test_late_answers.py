@@ -241,7 +241,6 @@ def test_a_shipment_of_a_load_that_fails_late_leaves_nothing(
     poisoned: Config,
     share_of: Callable[..., int],
     lanes: LaneLike,
-    await_freed: Callable[[FakeBackend], None],
     kind: type[BaseException],
     which: int,
 ) -> None:
@@ -260,7 +259,7 @@ def test_a_shipment_of_a_load_that_fails_late_leaves_nothing(
         engine.load(budget)
     assert caught.value is error
     assert engine.state is EngineState.UNLOADED
-    await_freed(lanes)
+    assert lanes.allocated_bytes == 0
     assert lanes.waiting == []
     assert tiny.is_exact()
     engine.load(budget)
@@ -409,7 +408,6 @@ def test_an_engine_dropped_while_shipments_are_out_waits_for_them_and_frees_ever
     poisoned: Config,
     share_of: Callable[..., int],
     lanes: LaneLike,
-    await_freed: Callable[[FakeBackend], None],
 ) -> None:
     tiny = make_tiny(4, deep=True)
     engine = attach(tiny.module, lanes, [tiny.mapping], poisoned(margin_bytes=0))
@@ -434,7 +432,7 @@ def test_an_engine_dropped_while_shipments_are_out_waits_for_them_and_frees_ever
     opener.join()
     gc.collect()
     assert lanes.waiting == []
-    await_freed(lanes)
+    assert lanes.allocated_bytes == 0
     assert lanes.locker.locked == {}
     assert lanes.violations == []
     assert tiny.is_exact()

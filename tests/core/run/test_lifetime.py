@@ -134,7 +134,6 @@ def test_an_idle_courier_keeps_no_order(
     make_tiny: Callable[..., Any],
     engine_over: Callable[..., LayerEngine],
     budget_for: Callable[..., Budget],
-    await_freed: Callable[[FakeBackend], None],
 ) -> None:
     tiny = make_tiny(3)
     fake = FakeBackend()
@@ -144,7 +143,7 @@ def test_an_idle_courier_keeps_no_order(
         assert tiny.is_exact()
     engine.unload()
     (courier,) = [t for t in threading.enumerate() if t.name == "courier-model"]
-    await_freed(fake)
+    assert fake.allocated_bytes == 0
     assert courier.is_alive()
 
 
@@ -279,7 +278,11 @@ def test_a_thread_that_cannot_enter_its_device_answers_with_the_reason() -> None
     courier.close()
 
 
-def test_a_served_order_keeps_no_memory_while_the_courier_reads_ahead() -> None:
+@pytest.mark.parametrize("make_backend", [CpuBackend, FakeBackend])
+def test_a_served_order_keeps_no_memory_while_the_courier_reads_ahead(
+    make_backend: Callable[[], Any],
+) -> None:
+    """Or a plan's slots and those of the plan before would be there at one time."""
     reading, done = threading.Event(), threading.Event()
 
     class Copying(Source):
@@ -291,14 +294,15 @@ def test_a_served_order_keeps_no_memory_while_the_courier_reads_ahead() -> None:
             reading.set()
             assert done.wait(60)
 
-    courier = Courier(CpuBackend(), "test")
-    memory = torch.empty(8, dtype=torch.uint8)
+    backend = make_backend()
+    courier = Courier(backend, "test")
+    memory = backend.allocate(8)
     freed = weakref.ref(memory)
     one: Any = Order(Copying(), Copying(), memory, None, (Slow(), Slow()))  # type: ignore[arg-type]
     del memory
     courier.ship(one)
     try:
-        one.wait(None, 1)
+        backend.settle(one.collect(None, 1))
         assert reading.wait(60)
         assert freed() is None
     finally:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from offload_core.device import FakeBackend
+from offload_core.host import PAGE_BYTES
 from offload_core.run import LayerEngine
 from offload_core.run.shared import give_up_device
 from offload_core.values import (
@@ -108,7 +109,6 @@ def test_what_sleeps_is_off_the_device_and_comes_back_as_it_was(
     make_tiny: Callable[..., Any],
     engine_over: Over,
     budget_for: Callable[..., Budget],
-    await_freed: Callable[[FakeBackend], None],
     plan: str,
     keep_locks: bool,
 ) -> None:
@@ -120,21 +120,41 @@ def test_what_sleeps_is_off_the_device_and_comes_back_as_it_was(
     placements = [layer.placement for layer in engine.snapshot().layers]
     for _ in range(3):
         engine.sleep(keep_locks)
-        await_freed(fake)
+        assert fake.allocated_bytes == 0
         assert engine.state is EngineState.ASLEEP
         assert engine.device_bytes == 0
         assert fake.locker.locked == (before[5] if keep_locks else {})
         assert engine.snapshot().memory.locked_bytes == sum(fake.locker.locked.values())
         assert all(layer.reason.startswith("asleep") for layer in engine.snapshot().layers)
-        locked = [bool(layer.locked_bytes) for layer in engine.snapshot().layers]
-        pinned = [layer.placement is Placement.PINNED for layer in engine.snapshot().layers]
-        assert locked == pinned
+        for layer in engine.snapshot().layers:
+            if layer.placement is Placement.PINNED:
+                assert layer.size_bytes - layer.locked_bytes < 2 * PAGE_BYTES
         assert tiny.is_exact(), "its parameters are the host's own"
         engine.wake()
         assert held(engine, fake)[:5] == before[:5]
         run(tiny, engine)
         assert held(engine, fake) == before
         assert [layer.placement for layer in engine.snapshot().layers] == placements
+
+
+def test_what_was_resident_is_not_called_pinned_while_it_sleeps(
+    make_tiny: Callable[..., Any], engine_over: Over, share_of: Callable[..., int]
+) -> None:
+    tiny, fake = make_tiny(5, dim=256, deep=True), FakeBackend()
+    engine = engine_over(tiny, fake)
+    engine.load(Budget(share_of(engine, 70), None))
+    run(tiny, engine)
+    awake = engine.snapshot().layers
+    assert any(layer.resident_bytes and layer.locked_bytes for layer in awake)
+    engine.sleep(True)
+    for before, layer in zip(awake, engine.snapshot().layers, strict=True):
+        assert layer.locked_bytes == before.locked_bytes
+        if before.resident_bytes or not before.locked_bytes:
+            assert layer.placement is Placement.MAPPED
+            assert not layer.in_place
+        else:
+            assert layer.placement is Placement.PINNED
+            assert layer.in_place
 
 
 def test_nothing_loads_or_runs_what_sleeps(tiny: Any, engine_over: Over) -> None:
@@ -313,7 +333,6 @@ def test_a_fault_anywhere_leaves_the_earlier_state_or_the_later_one(
     make_tiny: Callable[..., Any],
     engine_over: Over,
     budget_for: Callable[..., Budget],
-    await_freed: Callable[[FakeBackend], None],
     plan: str,
     call: str,
     keep_locks: bool,
@@ -328,7 +347,7 @@ def test_a_fault_anywhere_leaves_the_earlier_state_or_the_later_one(
         assert held(engine, fake) == awake
         if call == "wake":
             engine.sleep(keep_locks)
-            await_freed(fake)
+            assert fake.allocated_bytes == 0
         before = held(engine, fake)
         fake.fuse = fuse
         raised = False
