@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import calls
-from .calls import Call, EventReader, headers_of, read_answer, server_address
+from .calls import Call, EventReader, headers_of, list_of, read_answer, server_address
 from .client import FIRST_PAUSE_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, TRIES
 from .ends import check_ended_well, lost_text, unreachable_text
 from .errors import ConnectionLostError, RefusedError, UsageError
@@ -118,7 +118,7 @@ class AsyncCourierClient(AsyncConnection):
 
     async def models(self) -> list[dict[str, Any]]:
         """See CourierClient."""
-        return list((await self.call(calls.models()))["models"])
+        return list_of(await self.call(calls.models()), "models")
 
     async def sleep(
         self,
@@ -156,7 +156,7 @@ class AsyncCourierClient(AsyncConnection):
 
     async def runs(self) -> list[Run]:
         """See CourierClient."""
-        return [Run.from_json(value) for value in (await self.call(calls.runs()))["runs"]]
+        return [Run.from_json(value) for value in list_of(await self.call(calls.runs()), "runs")]
 
     async def run(self, run_id: str) -> Run:
         """See CourierClient."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import RefusedError, UsageError
+from .errors import RefusedError, UsageError, not_understood
 from .records import Gib, Keep, OutputFile, Run, RunEvent, RunOptions
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8188"
@@ -153,13 +153,14 @@ def view(file: OutputFile) -> Call:
 def read_answer(call: Call, status: int, data: bytes) -> Any:
     """The JSON of an answer.
 
-    Raises: RefusedError where it is no success, or no JSON.
+    Returns: an object; Courier answers nothing else.
+    Raises: RefusedError where it is no success, or no JSON object.
     """
     try:
         body = json.loads(data) if data.strip() else None
     except ValueError:
         body = None
-    if 200 <= status < 300 and body is not None:
+    if 200 <= status < 300 and isinstance(body, dict):
         return body
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
@@ -171,8 +172,16 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
             "in its custom_nodes, and is that new enough?"
         )
         raise RefusedError(text, status, "no_courier", body)
-    text = f"{what} answered {status} and no JSON that can be read; is it a ComfyUI?"
+    text = f"{what} answered {status} and no JSON object; is it a ComfyUI?"
     raise RefusedError(text, status, "no_json", body)
+
+
+def list_of(answer: Mapping[str, Any], name: str) -> list[Any]:
+    """The list ``name`` of an answer. Raises: RefusedError where there is none."""
+    found = answer.get(name)
+    if not isinstance(found, list):
+        raise not_understood(f"no list of {name}")
+    return found
 
 
 class EventReader:
@@ -194,8 +203,7 @@ class EventReader:
         if not text:
             if self._data:
                 self.last_number = self._number
-                run = Run.from_json(json.loads("\n".join(self._data)))
-                yield RunEvent(self._number, self._kind, run)
+                yield RunEvent(self._number, self._kind, _told_run("\n".join(self._data)))
             self._kind, self._data = "", []
             return
         name, _, value = text.partition(":")
@@ -206,6 +214,14 @@ class EventReader:
             self._kind = value
         elif name == "data":
             self._data.append(value)
+
+
+def _told_run(text: str) -> Run:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return Run.from_json(value)
 
 
 def _figures(model: str, device_gib: Gib, host_gib: Gib) -> dict[str, Any]:

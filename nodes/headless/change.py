@@ -11,6 +11,7 @@ from typing import Any
 from .errors import UsageError
 from .graph import Node, read_nodes
 from .schema import Catalog, InputSpec, is_link
+from .text import some_of
 from .values import match_choice, nearest_choices
 
 SEEDS = ("seed", "noise_seed")
@@ -259,8 +260,9 @@ def _no_match(nodes: Mapping[str, Node], target: str, catalog: Catalog) -> str:
             return f"node {node.name} has no input {name!r}; it has {', '.join(near)}"
     node_name = target.rpartition(".")[0]
     names = [n for node in nodes.values() for n in (node.id, node.title, node.class_type)]
-    near = nearest_choices(node_name, names) or [node.name for node in nodes.values()][:8]
-    return f"no node has the id, title or class {node_name!r}; there is {', '.join(near)}"
+    near = nearest_choices(node_name, names)
+    there = ", ".join(near) if near else some_of([node.name for node in nodes.values()])
+    return f"no node has the id, title or class {node_name!r}; there is {there}"
 
 
 def _spec(node: Node, name: str, catalog: Catalog) -> InputSpec | None:
@@ -295,8 +297,9 @@ def _choice(text: str, spec: InputSpec, option: str) -> Any:
     by_text = {str(choice): choice for choice in choices}
     found = by_text.get(text, match_choice(text, choices))
     if found is None and not spec.is_upload:
-        near = nearest_choices(text, choices) or [str(c) for c in choices[:8]]
-        raise UsageError(f"{option}: this ComfyUI does not offer that; {', '.join(near) or 'none'}")
+        near = nearest_choices(text, choices)
+        there = ", ".join(near) if near else some_of([str(choice) for choice in choices])
+        raise UsageError(f"{option}: this ComfyUI does not offer that; there is {there}")
     return text if found is None else found
 
 

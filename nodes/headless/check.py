@@ -63,8 +63,9 @@ def check_workflow(prompt: Mapping[str, Any], catalog: Catalog) -> Checked:
     outputs = [i for i, n in nodes.items() if (s := catalog.get(n.class_type)) and s.is_output]
     if not outputs and not any(f.kind is FaultKind.MISSING_CLASS for f in faults):
         faults.append(_no_output(nodes))
-    # Where a class is missing, nobody knows whether it is an output: then all are looked at.
-    is_sure = not any(f.kind is FaultKind.MISSING_CLASS for f in faults)
+    # Where a class is missing, nobody knows whether it is an output; where there is no output, one
+    # will be added. Then all are looked at.
+    is_sure = bool(outputs) and not any(f.kind is FaultKind.MISSING_CLASS for f in faults)
     needed = upstream(nodes, outputs if is_sure else nodes)
     for node_id, node in nodes.items():
         schema = catalog.get(node.class_type)

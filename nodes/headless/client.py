@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import calls
-from .calls import Call, EventReader, headers_of, read_answer, server_address
+from .calls import Call, EventReader, headers_of, list_of, read_answer, server_address
 from .ends import check_ended_well, lost_text, unreachable_text
 from .errors import ConnectionLostError, RefusedError, UsageError
 from .records import KEEP, Gib, OutputFile, Run, RunEvent, RunOptions
@@ -117,7 +117,7 @@ class CourierClient(Connection):
 
     def models(self) -> list[dict[str, Any]]:
         """Every model with the id that sleep, wake, plan and budget take."""
-        return list(self.call(calls.models())["models"])
+        return list_of(self.call(calls.models()), "models")
 
     def sleep(
         self,
@@ -153,7 +153,7 @@ class CourierClient(Connection):
 
     def runs(self) -> list[Run]:
         """Those that the server remembers, the youngest first."""
-        return [Run.from_json(value) for value in self.call(calls.runs())["runs"]]
+        return [Run.from_json(value) for value in list_of(self.call(calls.runs()), "runs")]
 
     def run(self, run_id: str) -> Run:
         """A run as it is now. RefusedError with code ``unknown_run``: there is none, or no more."""

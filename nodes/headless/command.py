@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from . import calls
 from .client import CourierClient
 from .connecting import client_of
 from .console import Console
@@ -22,6 +21,7 @@ from .errors import (
     RefusedError,
     RunFailedError,
     UsageError,
+    not_understood,
 )
 from .interrupts import stop
 from .options import build_parser
@@ -93,23 +93,35 @@ def _more(error: HeadlessError) -> dict[str, Any]:
 def _status(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client:
         status = client.status()
-        models = client.call(calls.models())
-    console.result({**status, **{"all_models": models["models"]}}, status_text(status, models))
+        models = client.models()
+    console.result({**status, "all_models": models}, _told(status_text, status, models))
     return 0
 
 
 def _sleep(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client, _order_of(client, console):
         receipt = client.sleep(options.models or None, options.level, options.when, options.on_use)
-    console.result(receipt, str(receipt["message"]))
+    console.result(receipt, _told(_message, receipt))
     return 0
 
 
 def _wake(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client, _order_of(client, console):
         receipt = client.wake(options.models or None, options.when)
-    console.result(receipt, str(receipt["message"]))
+    console.result(receipt, _told(_message, receipt))
     return 0
+
+
+def _message(receipt: Mapping[str, Any]) -> str:
+    return str(receipt["message"])
+
+
+def _told(text_of_answer: Callable[..., str], *answers: Any) -> str:
+    """An answer in words. Raises: RefusedError where it is not as this client knows it."""
+    try:
+        return text_of_answer(*answers)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise not_understood("JSON that has not the fields it should have") from None
 
 
 @contextmanager
@@ -132,24 +144,25 @@ def _runs(options: argparse.Namespace, console: Console) -> int:
 def _cancel(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client:
         run = client.cancel(options.id)
-    console.result(dict(run.raw), f"run {run.id}: {run.state}")
+    # It ends at its next step.
+    state = run.state if run.has_ended else f"{run.state}, and told to stop"
+    console.result(dict(run.raw), f"run {run.id}: {state}")
     return 0
 
 
 def _plan(options: argparse.Namespace, console: Console) -> int:
     try:
-        from .dry_run import ASSUMED_ACTIVATION_GIB, DryRun, dry_run
+        from .dry_run import DryRun, dry_run
     except ImportError as error:
         raise UsageError(
             f"plan needs {error.name}, which this Python does not have; run it with ComfyUI's own"
         ) from None
-    assumed = ASSUMED_ACTIVATION_GIB if options.activations is None else options.activations
     asked = DryRun(
         options.model,
         options.card,
         options.vram,
         options.ram,
-        assumed,
+        options.activations,
         options.link,
         options.measure_link,
     )

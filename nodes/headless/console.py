@@ -68,25 +68,41 @@ class Console:
         self.clear()
         # ASCII: whatever reads it, in whatever encoding, reads the same.
         shown = json.dumps(value, indent=2) if self.as_json else plain(text)
-        sys.stdout.write(f"{shown}\n")
-        sys.stdout.flush()
+        _write_out(shown)
 
     def failure(self, error: HeadlessError, more: dict[str, Any] | None = None) -> None:
         """Why there is no result."""
         self.clear()
-        if self.as_json:
-            described = {"code": error.code, "message": str(error), **(more or {})}
-            value = {"error": described, "exit_status": error.exit_status}
-            sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
-            sys.stdout.flush()
-        else:
-            self._error.write(f"courier: {plain(str(error))}\n")
-            self._error.flush()
+        if not self.as_json:
+            self._complain(error)
+            return
+        described = {"code": error.code, "message": str(error), **(more or {})}
+        value = {"error": described, "exit_status": error.exit_status}
+        try:
+            _write_out(json.dumps(value, indent=2))
+        except HeadlessError as lost:
+            self._complain(error)
+            if str(lost) != str(error):
+                self._complain(lost)
+
+    def _complain(self, error: HeadlessError) -> None:
+        self._error.write(f"courier: {plain(str(error))}\n")
+        self._error.flush()
 
     def _draw(self, text: str) -> None:
         self._error.write(f"\r{text.ljust(len(self._bar))}")
         self._error.flush()
         self._bar = text
+
+
+def _write_out(text: str) -> None:
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise HeadlessError(f"standard output cannot be written: {error.strerror}") from None
 
 
 def progress_text(run: Run, with_bar: bool) -> str:

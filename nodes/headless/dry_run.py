@@ -39,9 +39,11 @@ from ...offload_core.values import (
     BudgetError,
     CheckpointError,
     ConfigError,
+    DeviceBudgetError,
     EngineConfig,
     Placement,
     align_up,
+    gib_text,
     gib_to_bytes,
     size_text,
 )
@@ -53,6 +55,7 @@ ASSUMED_LINK_GB_PER_SECOND = 25.0
 """PCIe 4 x16, page-locked. PCIe 5 has about 55, PCIe 3 about 12."""
 ASSUMED_ACTIVATION_GIB = 1.0
 _STAGING_LANES = 7
+_CARD_HEADROOM_BYTES = int(CARD_HEADROOM_GIB * GIB)
 _GB = 10**9
 _LINK_PROBE_BYTES = 256 << 20
 _LINK_PROBE_COPIES = 8
@@ -65,14 +68,15 @@ class DryRun:
     Attributes:
         card_gib: the size a card is sold by; some of it is never to be had.
         vram_gib: a budget in its place, as Courier Budget takes it.
-        link: bytes a second to the card, and where the figure is from.
+        activation_gib: what a run needs beside; None: assumed.
+        link_gb_per_second: to the card; None: assumed, or measured.
     """
 
     file: str
     card_gib: float | None = None
     vram_gib: float | None = None
     host_gib: float | None = None
-    activation_gib: float = ASSUMED_ACTIVATION_GIB
+    activation_gib: float | None = None
     link_gb_per_second: float | None = None
     measure_link: bool = False
 
@@ -87,7 +91,7 @@ def dry_run(asked: DryRun) -> dict[str, Any]:
         entries = _entries([read_header(path) for path in resolve_shards(asked.file)])
         device_bytes, device_source = _device(asked)
         host_bytes, host_source = _host(asked)
-        activation_bytes = gib_to_bytes(asked.activation_gib, "--activations")
+        activation_bytes, activation_source = _activations(asked)
         link, link_source = _link(asked)
     except ConfigError as error:
         raise UsageError(str(error)) from None
@@ -102,6 +106,7 @@ def dry_run(asked: DryRun) -> dict[str, Any]:
             "device": device_source,
             "host": host_source,
             "activation_bytes": activation_bytes,
+            "activations": activation_source,
             "link_bytes_per_second": link,
             "link": link_source,
         },
@@ -110,7 +115,8 @@ def dry_run(asked: DryRun) -> dict[str, Any]:
     try:
         plan = make_plan(request)
     except BudgetError as error:
-        return {**answer, "fits": False, "message": str(error), "layers": [], "step": None}
+        message = f"{error}{_as_card(asked, error)}"
+        return {**answer, "fits": False, "message": message, "layers": [], "step": None}
     return {**answer, **_answer(request, plan, link)}
 
 
@@ -158,13 +164,27 @@ def _device(asked: DryRun) -> tuple[int | None, str]:
     if asked.vram_gib is not None:
         return gib_to_bytes(asked.vram_gib, "--vram"), "the budget that was given"
     if asked.card_gib is not None:
-        room = gib_to_bytes(asked.card_gib, "--card") - int(CARD_HEADROOM_GIB * GIB)
+        room = gib_to_bytes(asked.card_gib, "--card") - _CARD_HEADROOM_BYTES
         text = f"a card of {asked.card_gib:g} GiB, of which {CARD_HEADROOM_GIB:g} GiB are not ours"
         return max(0, room), text
     if not torch.cuda.is_available():
         raise UsageError("there is no card here; name one: --card 12 (GiB), or a budget: --vram 11")
     free = backend_for(torch.device("cuda")).memory().free_bytes
     return free, "what is free on this machine's card"
+
+
+def _activations(asked: DryRun) -> tuple[int, str]:
+    if asked.activation_gib is not None:
+        return gib_to_bytes(asked.activation_gib, "--activations"), "given"
+    size = gib_to_bytes(ASSUMED_ACTIVATION_GIB, "--activations")
+    return size, "assumed: give yours with --activations"
+
+
+def _as_card(asked: DryRun, error: BudgetError) -> str:
+    """The smallest budget as what was asked about: a card by its size."""
+    if asked.card_gib is None or not isinstance(error, DeviceBudgetError):
+        return ""
+    return f"; a card has that from {gib_text(error.smallest_bytes + _CARD_HEADROOM_BYTES)} GiB on"
 
 
 def _host(asked: DryRun) -> tuple[int | None, str]:

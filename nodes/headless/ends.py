@@ -13,7 +13,10 @@ def check_ended_well(run: Run) -> Run:
     error = run.error or {}
     message = str(error.get("message") or "it ended without a reason")
     if run.state == "cancelled":
-        raise RunCancelledError(f"the run was stopped: {message}", run)
+        # Of a time limit the server's sentence says so itself.
+        is_limit = error.get("code") == "time_limit"
+        text = f"the run has ended: {message}" if is_limit else f"the run was stopped: {message}"
+        raise RunCancelledError(text, run)
     node = error.get("node")
     if node is None:
         raise RunFailedError(f"the run failed: {message}", run)

@@ -104,3 +104,9 @@ class RefusedError(HeadlessError):
         self.status = status
         self.code = code
         self.body = body
+
+
+def not_understood(what: str) -> RefusedError:
+    """For an answer that is JSON, and not of the form that this client knows."""
+    text = f"the server answered with {what}; is its ComfyUI-Courier as new as this client?"
+    return RefusedError(text, 200, "not_understood")

@@ -25,6 +25,7 @@ STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.3
 _TAIL_LINES = 25
 _ENVIRONMENTS = (".venv", "venv", "env")
+_OURS = ("--port", "--listen")
 _UP = Call("GET", "/system_stats")
 
 
@@ -42,6 +43,9 @@ def find_program(folder: str, python: str | None, extra: Sequence[str]) -> Progr
 
     Raises: UsageError.
     """
+    for name in _OURS:
+        if any(word == name or word.startswith(f"{name}=") for word in extra):
+            raise UsageError(f"--comfyui-args may not have {name}: this command chooses it itself")
     path = Path(folder).expanduser().absolute()
     if not (path / "main.py").is_file() and (path / "ComfyUI" / "main.py").is_file():
         path = path / "ComfyUI"

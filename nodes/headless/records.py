@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from .errors import not_understood
+
 
 class Keep(enum.Enum):
     """A figure that stays as it is. Not None: that is "automatic"."""
@@ -75,17 +77,27 @@ class Run:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
-        """Of an answer or of an event. Unknown fields are left in ``raw``."""
+        """Of an answer or of an event. Unknown fields are left in ``raw``.
+
+        Raises: RefusedError where it is no run.
+        """
+        try:
+            return cls._read(value)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise not_understood("something that is no run") from None
+
+    @classmethod
+    def _read(cls, value: Mapping[str, Any]) -> Run:
         return cls(
             id=str(value["id"]),
             state=str(value["state"]),
             name=value.get("name"),
             ahead=value.get("ahead"),
-            node=value.get("node"),
+            node=_mapping(value, "node"),
             nodes_done=int(value.get("nodes_done") or 0),
             nodes=int(value.get("nodes") or 0),
-            error=value.get("error"),
-            outputs=value.get("outputs") or {},
+            error=_mapping(value, "error"),
+            outputs=_mapping(value, "outputs") or {},
             raw=value,
         )
 
@@ -112,6 +124,13 @@ class Run:
                             str(entry.get("subfolder") or ""),
                             str(entry.get("type") or "output"),
                         )
+
+
+def _mapping(value: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    found = value.get(name)
+    if found is not None and not isinstance(found, Mapping):
+        raise TypeError(name)
+    return found
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,24 @@ def run_text(run: Run, saved: Sequence[str]) -> str:
     peak = run.raw.get("device_peak_bytes")
     if peak is not None:
         lines.append(f"  card, by its driver, of everybody: {size_text(peak)} at most")
-    sleep = run.raw.get("sleep_after") or {}
-    receipt = sleep.get("receipt")
-    if receipt:
-        lines.append(f"  asleep: {receipt['message']}")
-    if sleep.get("problem"):
-        lines.append(f"  not asleep: {sleep['problem']}")
+    lines += [f"  {line}" for line in sleep_lines(run)]
     if saved:
         return "\n".join([*lines, *(f"  {path}" for path in saved)])
     for file in run.files():
         place = f"{file.subfolder}/" if file.subfolder else ""
         lines.append(f"  {one_line(f'{file.type}: {place}{file.filename}')}")
     return "\n".join(lines)
+
+
+def sleep_lines(run: Run) -> list[str]:
+    """What became of ``sleep_after``, where it was asked for."""
+    sleep = run.raw.get("sleep_after") or {}
+    lines = []
+    if sleep.get("receipt"):
+        lines.append(f"asleep: {sleep['receipt']['message']}")
+    if sleep.get("problem"):
+        lines.append(f"not asleep: {sleep['problem']}")
+    return lines
 
 
 def model_line(model: Mapping[str, Any]) -> str:
@@ -64,8 +70,8 @@ def runs_text(runs: Sequence[Run]) -> str:
     return "\n".join(table(rows))
 
 
-def status_text(status: Mapping[str, Any], models: Mapping[str, Any]) -> str:
-    """Every model in a line; the layers are in the JSON."""
+def status_text(status: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> str:
+    """Every model: where its layers are, its budgets. Each layer by name is in the JSON."""
     device, host = status["device"], status["host"]
     free = "not known"
     if device.get("free_bytes") is not None:
@@ -77,10 +83,30 @@ def status_text(status: Mapping[str, Any], models: Mapping[str, Any]) -> str:
         f"host    {available} available of {size_text(host['total_bytes'])}",
         *(f"! {one_line(note)}" for note in status["notes"]),
     ]
-    lines += [f"  {model_line(model)}" for model in status["models"]]
+    for model in status["models"]:
+        lines += ["", model_line(model), *(f"  {line}" for line in _more_of(model))]
+    lines.append("")
     rows = [("id", "kind", "state", "name")]
-    rows += [(m["id"], m["kind"], m["state"], one_line(m["name"])) for m in models["models"]]
+    rows += [(m["id"], m["kind"], m["state"], one_line(m["name"])) for m in models]
     return "\n".join([*lines, *(table(rows) if len(rows) > 1 else ["no models"])])
+
+
+def _more_of(model: Mapping[str, Any]) -> list[str]:
+    counts = ", ".join(f"{count} {place}" for place, count in model["counts"].items() if count)
+    budgets, measured = model["budgets"], model["measured"]
+    card, ram = _budget(budgets["device_bytes"]), _budget(budgets["host_bytes"])
+    locked = measured["host_locked_bytes"] + measured["host_staging_bytes"]
+    copied = measured["host_copied_bytes"]
+    return [
+        f"layers: {counts or 'none'}",
+        f"card: {size_text(measured['device_bytes'])} now, budget {card}",
+        f"RAM: {size_text(locked)} locked and {size_text(copied)} copied now, budget {ram}",
+        *(f"! {one_line(note)}" for note in model["notes"]),
+    ]
+
+
+def _budget(size_bytes: int | None) -> str:
+    return "automatic" if size_bytes is None else size_text(size_bytes)
 
 
 def plan_text(plan: Mapping[str, Any], with_layers: bool) -> str:
@@ -91,7 +117,7 @@ def plan_text(plan: Mapping[str, Any], with_layers: bool) -> str:
         ("file", size_text(plan["bytes"]), one_line(plan["file"])),
         ("card", size_text(asked["device_bytes"]), assumed["device"]),
         ("RAM to lock", size_text(asked["host_bytes"]), assumed["host"]),
-        ("activations", size_text(assumed["activation_bytes"]), "assumed: see --activations"),
+        ("activations", size_text(assumed["activation_bytes"]), assumed["activations"]),
     ]
     if not plan["fits"]:
         return "\n".join([*table(rows, frozenset({1})), "", str(plan["message"])])

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from .client import CourierClient
-from .errors import UsageError
+from .errors import HeadlessError, UsageError
 from .records import Run
+from .text import text_of
 
 _UNSAFE = re.compile(r'[\x00-\x1f<>:"/\\|?*]')
 
@@ -16,16 +17,26 @@ _UNSAFE = re.compile(r'[\x00-\x1f<>:"/\\|?*]')
 def save_files(client: CourierClient, run: Run, folder: Path) -> list[Path]:
     """Every file of the run into ``folder``, which is made; no file that is there is replaced.
 
-    Raises: UsageError where the folder cannot be written; RefusedError where a file is gone.
+    Raises: UsageError where the folder cannot be made; HeadlessError where a file cannot be
+        written, which leaves nothing of it; RefusedError where a file is gone.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [
-            _write_new(folder, safe_name(file.filename), client.download(file))
-            for file in run.files()
-        ]
     except OSError as error:
-        raise UsageError(f"--save: {error.strerror}: {error.filename}") from None
+        raise UsageError(f"--save {text_of(str(folder))}: {error.strerror}") from None
+    return [
+        _saved(folder / safe_name(file.filename), client.download(file)) for file in run.files()
+    ]
+
+
+def _saved(path: Path, data: bytes) -> Path:
+    try:
+        return _write_new(path.parent, path.name, data)
+    except OSError as error:
+        raise HeadlessError(
+            f"--save {text_of(str(path))}: {error.strerror}; the run is done, and the server has "
+            "what it wrote"
+        ) from None
 
 
 def safe_name(name: str) -> str:

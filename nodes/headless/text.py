@@ -35,6 +35,13 @@ def plain(text: str) -> str:
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """The first of them in a line, and how many more there are."""
+    more = len(names) - most
+    shown = ", ".join(names[:most]) or "none"
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 def table(rows: Sequence[tuple[str, ...]], right: frozenset[int] = frozenset()) -> list[str]:
     """Columns, as wide as they have to be. ``right``: those that are figures."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

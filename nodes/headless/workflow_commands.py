@@ -20,14 +20,14 @@ from .connecting import client_of
 from .console import Console
 from .convert import to_api
 from .ends import check_ended_well
-from .errors import RefusedError, UsageError
+from .errors import RefusedError, RunFailedError, UsageError
 from .interrupts import held_back
 from .load import Workflow, load_workflow
 from .records import Run, RunOptions
-from .reports import run_text
+from .reports import run_text, sleep_lines
 from .saving import save_files
 from .schema import Catalog
-from .text import text_of
+from .text import some_of, text_of
 
 _LONGEST_NAME = 200
 _TURN_SECONDS = 0.5
@@ -77,11 +77,11 @@ def _run_to_its_end(
             raise KeyboardInterrupt
         if not waits:
             return run
-        for event in client.follow(run.id):
-            console.progress(event.run)
-            if event.kind == "end":
-                return check_ended_well(event.run)
-        return check_ended_well(client.run(run.id))
+        return check_ended_well(_at_its_end(client, run.id, console))
+    except RunFailedError as error:
+        for line in sleep_lines(error.run):
+            console.note(line)
+        raise
     except KeyboardInterrupt:
         if run is None:
             raise
@@ -92,6 +92,14 @@ def _run_to_its_end(
             if event.run.has_ended:
                 break
         raise
+
+
+def _at_its_end(client: CourierClient, run_id: str, console: Console) -> Run:
+    for event in client.follow(run_id):
+        console.progress(event.run)
+        if event.kind == "end":
+            return event.run
+    return client.run(run_id)
 
 
 def cancel_surely(client: CourierClient, run_id: str) -> None:
@@ -114,9 +122,21 @@ def check_command(options: argparse.Namespace, console: Console) -> int:
     workflow = load_workflow(options.workflow)
     with client_of(options, console) as client:
         prompt = _prepared(options, console, client, workflow)
+        _note_sleepers(client, console)
     text = f"{workflow.name}: {len(prompt)} nodes, nothing is wrong"
     console.result({"name": workflow.name, "nodes": len(prompt), "faults": []}, text)
     return 0
+
+
+def _note_sleepers(client: CourierClient, console: Console) -> None:
+    """A workflow that fits may still be refused, for as long as a model sleeps that it needs."""
+    try:
+        models = client.models()
+    except RefusedError:
+        return  # a ComfyUI without Courier, where no model sleeps
+    names = [str(model.get("name")) for model in models if model.get("state") == "asleep"]
+    if names:
+        console.note(f"asleep: {some_of(names)}; run --wake-before wakes what a run needs")
 
 
 def convert_command(options: argparse.Namespace, console: Console) -> int:

@@ -330,6 +330,10 @@ def test_models_sleep_afterwards_and_wake_before(bench: Bench, file: Callable[..
     assert (refused.status, refused.json["error"]["code"]) == (8, "prompt_refused")
     assert refused.json["error"]["message"].count("is asleep. Wake") == 1
     assert "courier.py wake wakes it" in refused.err
+    checked = bench.run("check", again)
+    assert checked.status == 0, "it fits all the same"
+    assert "asleep: " in checked.err
+    assert "--wake-before" in checked.err
     assert bench.traces() == before
     woken = bench.run("run", file(bench.prompt(seed=3)), "--wake-before", "--sleep-after", "--json")
     assert woken.status == 0, woken.err

@@ -94,12 +94,13 @@ def test_switches_as_people_write_them(change: Change, text: str, value: bool) -
     ("=", "has to be NODE.INPUT=VALUE"),
     (".=", "no node has the id, title or class ''"),
     ("KSamplr.seed=7", "there is KSampler"),
+    ("zzz.seed=7", "there is 1 (UNETLoader), 2 (CLIPLoader)"),
     ("99.seed=7", "no node has the id, title or class '99'"),
     ("KSampler.sed=7", "has no input 'sed'; it has seed"),
     ("KSampler.seed=seven", "takes a whole number"),
     ("KSampler.seed=7.5", "takes a whole number"),
     ("KSampler.cfg=x", "takes a number"),
-    ("KSampler.sampler_name=eulr", "does not offer that; euler"),
+    ("KSampler.sampler_name=eulr", "does not offer that; there is euler"),
     ("1.unet_name=../x.safetensors", "does not offer that"),
 ])  # fmt: skip
 def test_an_override_that_cannot_be_meant(

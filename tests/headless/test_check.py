@@ -143,6 +143,10 @@ def test_no_output_and_no_nodes(check: Check) -> None:
     del workflow["7"]
     assert "no node is an output" in only(check(workflow)).message
     assert only(check({})).kind.value == "no_output"
+    workflow["5"]["inputs"]["cfg"] = 1000.0
+    del workflow["3"]
+    kinds = sorted(fault.kind.value for fault in check(workflow).faults)
+    assert kinds == ["bad_link", "bad_value", "no_output"], "everything at once"
 
 
 def test_what_leads_to_no_output_is_not_looked_at(check: Check) -> None:

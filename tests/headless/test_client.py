@@ -270,8 +270,56 @@ def test_what_is_no_courier_is_said(headless: Headless) -> None:
         client = headless.courier.CourierClient(address)
         with pytest.raises(headless.courier.RefusedError, match="no Courier answers there"):
             client.status()
-        with pytest.raises(headless.courier.RefusedError, match="no JSON that can be read"):
+        with pytest.raises(headless.courier.RefusedError, match="no JSON object"):
             client.models()
+
+
+NOT_OURS = [
+    [],
+    7,
+    "x",
+    {},
+    {"models": 7, "runs": {}},
+    {"id": "x"},
+    {"runs": [7]},
+    {"id": "x", "state": "done", "outputs": []},
+    {"id": "x", "state": "running", "nodes": "many"},
+]
+
+
+@pytest.mark.parametrize("answer", NOT_OURS)
+@pytest.mark.parametrize(("name", "arguments"), [("run", ("x",)), ("runs", ()), ("models", ())])
+@pytest.mark.parametrize("kind", ["CourierClient", "AsyncCourierClient"])
+def test_answers_of_another_form_are_refused(
+    headless: Headless, kind: str, name: str, arguments: tuple[str, ...], answer: Any
+) -> None:
+    calls, courier = headless.module("calls"), headless.courier
+    client = getattr(courier, kind)("http://127.0.0.1:9")
+    is_async = kind == "AsyncCourierClient"
+    data = json.dumps(answer).encode()
+
+    def now(call: Any) -> Any:
+        return calls.read_answer(call, 200, data)
+
+    async def later(call: Any) -> Any:
+        return now(call)
+
+    def ask() -> None:
+        found = getattr(client, name)(*arguments)
+        if is_async:
+            asyncio.run(found)
+
+    client.call = later if is_async else now
+    with pytest.raises(courier.RefusedError, match=r"as new as this client|no JSON object"):
+        ask()
+
+
+@pytest.mark.parametrize("data", ["{", "[]", "7", '{"id": "x"}'])
+def test_an_event_of_another_form_is_refused(headless: Headless, data: str) -> None:
+    reader = headless.module("calls").EventReader()
+    assert list(reader.feed(f"data: {data}".encode())) == []
+    with pytest.raises(headless.courier.RefusedError, match="something that is no run"):
+        list(reader.feed(b""))
 
 
 @pytest.mark.parametrize(("given", "address"), [

@@ -125,6 +125,17 @@ def test_nobody_there_ends_with_5(tmp_path: Path) -> None:
         assert (done.returncode, told["error"]["code"]) == (5, "no_answer"), done
 
 
+@pytest.mark.parametrize("words", ["--port 1", "--port=1", "--cpu --listen 0.0.0.0"])
+def test_where_it_listens_is_not_for_the_user_to_choose(
+    headless: Headless, tmp_path: Path, words: str
+) -> None:
+    (tmp_path / "main.py").write_text("")
+    find_program = headless.module("launch").find_program
+    with pytest.raises(headless.courier.UsageError, match="this command chooses it itself"):
+        find_program(str(tmp_path), None, words.split())
+    assert find_program(str(tmp_path), None, ["--portable"]).extra == ("--portable",)
+
+
 def test_a_folder_that_is_no_comfyui(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"1": {"class_type": "X", "inputs": {}}}')
@@ -250,6 +261,29 @@ def test_no_file_is_replaced(headless: Headless, tmp_path: Path) -> None:
         save(Client(), run, blocked)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_disk_that_is_full_is_said_with_the_file_that_is_not_there(
+    headless: Headless, tmp_path: Path
+) -> None:
+    courier, saving = headless.courier, headless.module("saving")
+    shown = [{"filename": "a.png"}]
+    run = courier.Run.from_json({"id": "x", "state": "done", "outputs": {"9": {"images": shown}}})
+
+    class Client:
+        def download(self, file: Any) -> bytes:
+            return b"picture"
+
+    class Full(type(tmp_path)):  # type: ignore[misc]
+        def open(self, *arguments: Any, **more: Any) -> Any:
+            super().open(*arguments, **more).close()
+            return Path("/dev/full").open("wb")
+
+    with pytest.raises(courier.HeadlessError, match=r"a\.png: No space left") as caught:
+        saving.save_files(Client(), run, Full(tmp_path / "out"))
+    assert caught.value.exit_status == 1
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 # What should not happen
 
 
@@ -312,6 +346,19 @@ def test_a_reader_that_goes_away_is_no_error_worth_a_trace() -> None:
 
 
 # The room
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_output_that_takes_nothing_is_said(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, str(COMMAND), "check", str(tmp_path / "none.json"), "--json"],
+            stdout=full, stderr=subprocess.PIPE, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 3, "what was wrong first"
+    first, second = done.stderr.decode().splitlines()
+    assert "none.json" in first
+    assert second == "courier: standard output cannot be written: No space left on device"
 
 
 def test_it_imports_the_standard_library_its_own_and_the_core_only() -> None:

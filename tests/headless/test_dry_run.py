@@ -137,6 +137,14 @@ def test_a_named_card_is_less_than_its_name(dry: Any, save: Callable[..., str]) 
     assert plan["asked"]["device_bytes"] == int(11.25 * 2**30)
     assert "of which 0.75 GiB are not ours" in plan["assumed"]["device"]
     assert "assumed" in plan["assumed"]["link"]
+    assert "assumed" in plan["assumed"]["activations"]
+    small = dry.dry_run(dry.DryRun(save(Dit()), card_gib=0.76, host_gib=0, activation_gib=1.5))
+    assert small["assumed"]["activations"] == "given"
+    size = float(small["message"].rpartition("a card has that from ")[2].removesuffix(" GiB on"))
+    asked = dry.DryRun(save(Dit()), card_gib=size, host_gib=0, activation_gib=1.5)
+    assert dry.dry_run(asked)["fits"] is True
+    asked = dry.DryRun(save(Dit()), card_gib=size - 0.002, host_gib=0, activation_gib=1.5)
+    assert dry.dry_run(asked)["fits"] is False
 
 
 def test_shards_are_one_model(dry: Any, save: Callable[..., str], tmp_path: Path) -> None:
