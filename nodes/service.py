@@ -56,6 +56,8 @@ class AskedBudget:
     by: AskedBy
     waits: bool
     """It is not in force yet; the next load, or the next run, has it."""
+    remarks: tuple[str, ...] = ()
+    """What there is to say about the figures themselves, for people."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class ModelRecord:
     def state(self) -> EngineState:
         """What the model's device memory is doing."""
         return self.snapshot.state
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Everything that people should know of it."""
+        return (*self.snapshot.notes, *(self.asked.remarks if self.asked is not None else ()))
 
 
 @dataclass(frozen=True)

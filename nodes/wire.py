@@ -49,7 +49,7 @@ def model_json(model: ModelRecord) -> dict[str, Any]:
         "block_lists": list(snapshot.block_lists),
         "streamable_layers": snapshot.streamable_layers,
         "traffic": traffic_json(snapshot.traffic),
-        "notes": list(snapshot.notes),
+        "notes": list(model.notes),
         "layers": [layer_json(layer) for layer in snapshot.layers],
     }
 
@@ -155,7 +155,7 @@ def model_lines(model: ModelRecord) -> list[str]:
         f"{INDENT}shipped  {traffic.layers_shipped} layers, {size_text(traffic.shipped_bytes)} "
         f"(prefetched in time {traffic.prefetch_hits}, missed {traffic.prefetch_misses}, "
         f"discarded {traffic.prefetches_discarded})",
-        *_notes(snapshot.notes, INDENT),
+        *_notes(model.notes, INDENT),
         "",
         *_columns(_memory_rows(model), right_aligned={1, 2, 3}),
     ]

@@ -18,6 +18,7 @@ from ...offload_core.values import (
     DeviceBudgetError,
     EngineState,
     Switches,
+    size_text,
 )
 from ..budget_figures import AUTOMATIC_HOST_SHARE
 from ..service import AskedBy
@@ -63,6 +64,8 @@ class Attachment:
     asked_by: AskedBy = AskedBy.NODE
     loaded_for: Budget | None = None
     """The user's budget at the last load; another one than ``budget`` waits for the next."""
+    remarks: tuple[str, ...] = ()
+    """What there was to say about the user's figures at the last load."""
     activation_bytes: int = 0
     measured_activations: dict[tuple[int, ...], int] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
@@ -95,6 +98,7 @@ class Attachment:
             budget = self.share.take(self.engine, budget, activation_bytes)
         self.engine.load(budget, self.activations_within(budget.device_bytes))
         self.loaded_for = self.budget
+        self.remarks = self._remarks(budget.host_bytes)
 
     @property
     def is_asked_anew(self) -> bool:
@@ -163,9 +167,14 @@ class Attachment:
         return max(0, min(self.activation_bytes, limit_bytes - self._smallest(0)))
 
     def host_bytes(self) -> int:
-        """The user's host figure, or the automatic one for the machine as it is now."""
-        if self.budget.host_bytes is not None:
-            return self.budget.host_bytes
+        """The user's host figure, or the automatic one for the machine as it is now.
+
+        A figure beyond all that the machine has is none: locking that much would take the memory
+        of every other program, until the system ends one of them.
+        """
+        asked = self.budget.host_bytes
+        if asked is not None and asked <= host_total_bytes(self.switches):
+            return asked
         memory = self.engine.snapshot().memory
         # What a GPU driver has locked, neither psutil nor a control group counts as used.
         unseen = memory.locked_bytes if self.measures_activations else 0
@@ -192,6 +201,15 @@ class Attachment:
     def _device_limit(self) -> int | None:
         return _smallest_of((self.budget.device_bytes, self.switches.pretend_device_bytes))
 
+    def _remarks(self, host_bytes: int | None) -> tuple[str, ...]:
+        asked, total = self.budget.host_bytes, host_total_bytes(self.switches)
+        if asked is None or asked <= total or host_bytes is None:
+            return ()
+        return (
+            f"the RAM budget of {size_text(asked)} is more than the {size_text(total)} that this "
+            f"machine has; {size_text(host_bytes)} are used, a share of what is free",
+        )
+
     def _smallest(self, activation_bytes: int | None = None) -> int:
         if activation_bytes is None:
             activation_bytes = self.activation_bytes
@@ -205,6 +223,13 @@ class Attachment:
 def _smallest_of(limits: Iterable[int | None]) -> int | None:
     """None is no limit."""
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def host_total_bytes(switches: Switches) -> int:
+    """All memory of this machine, or of its container."""
+    total = host_limits().total_bytes
+    pretended = switches.pretend_host_bytes
+    return total if pretended is None else min(total, pretended)
 
 
 def automatic_host_bytes(switches: Switches, held_bytes: int = 0, unseen_bytes: int = 0) -> int:

@@ -17,7 +17,7 @@ from ...offload_core.host import FileIdentity, resolve_shards
 from ...offload_core.run import attach
 from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
 from ..service import AskedBudget, AskedBy, get_service
-from .attachment import ATTRIBUTE, Attachment, automatic_host_bytes
+from .attachment import ATTRIBUTE, Attachment, automatic_host_bytes, host_total_bytes
 from .building import BuiltModel, build_diffusion_model, open_checkpoint
 from .orders import before_use, remember
 from .patcher import CourierPatcher
@@ -126,14 +126,18 @@ def asked_of(attachment: Attachment) -> Callable[[], AskedBudget | None]:
         found = reference()
         if found is None:
             return None
-        return AskedBudget(found.budget, found.asked_by, found.is_asked_anew)
+        return AskedBudget(found.budget, found.asked_by, found.is_asked_anew, found.remarks)
 
     return asked
 
 
 def host_limit_bytes(budget: Budget) -> int:
-    """The host budget as a figure; of one of 0, which locks nothing, what is free may be read."""
-    return budget.host_bytes or automatic_host_bytes(read_switches(os.environ))
+    """The host budget as a figure; of one of 0, which locks nothing, what is free may be read, and
+    of one beyond all that the machine has, the same."""
+    switches, asked = read_switches(os.environ), budget.host_bytes
+    if asked and asked <= host_total_bytes(switches):
+        return asked
+    return automatic_host_bytes(switches)
 
 
 def _path_of(name: str) -> Path:

@@ -76,6 +76,10 @@ def test_what_is_free_on_a_card_counts_instead_of_the_offer(patcher_lines: Lines
     passes(patcher_lines, "rooms", 12)
 
 
+def test_a_ram_budget_beyond_the_machine_is_said_and_not_taken(patcher_lines: Lines) -> None:
+    passes(patcher_lines, "large_host_budgets", 16)
+
+
 def test_dropped_model_is_freed_without_a_garbage_collection(patcher_lines: Lines) -> None:
     passes(patcher_lines, "leaks", 14)
 

@@ -620,6 +620,26 @@ def rooms() -> None:
         check(f"offered {offered}, there {there}: {found} is {want}", found == want)
 
 
+def large_host_budgets() -> None:
+    """Of a machine that has less, the share of what is free that is taken without a figure."""
+    want = sample(stock())
+    smallest, total = budgets()["smallest"].device_bytes, host.host_limits().total_bytes
+    for asked, is_beyond in ((total, False), (total + 1, True), (1 << 44, True)):
+        model = courier(budget=values.Budget(smallest, asked))
+        same(f"{asked}: exact", sample(model), want)
+        management.load_models_gpu([model])
+        snapshot = model.courier_engine.snapshot()
+        used = snapshot.budget.host_bytes
+        check(f"{asked}: {used} is used", used == asked if not is_beyond else used < total * 0.61)
+        record = service.get_service().status_of_engine(model.courier_engine)
+        said = [note for note in record.notes if "is more than the" in note]
+        check(f"{asked}: said {said}", len(said) == int(is_beyond))
+        check(f"{asked}: what was asked stays", record.asked.budget.host_bytes == asked)
+        planned = model.attachment.preview(values.Budget(smallest, 1 << 44), None)
+        check(f"{asked}: a preview plans with less", planned.lock_bytes < total)
+        management.unload_all_models()
+
+
 def leaks() -> None:
     """Dropping all outputs frees everything at once; the collector has nothing to do."""
     gc.collect()
@@ -915,8 +935,8 @@ def headless() -> None:
 
 PARTS = (
     core, dtypes, mixed_file, scaled_fp8, loras, saving, merged_then_unloaded, unloading,
-    interrupts, clones, sizes, offers, rooms, leaks, rounds, two_models, guidance, model_nodes,
-    merging, changed_files, while_running, headless,
+    interrupts, clones, sizes, offers, rooms, large_host_budgets, leaks, rounds, two_models,
+    guidance, model_nodes, merging, changed_files, while_running, headless,
 )  # fmt: skip
 
 
