@@ -39,12 +39,11 @@ class ComfyQueue:
         if order.workflow is not None:
             extra["extra_pnginfo"] = {"workflow": order.workflow}
         body = {"prompt": _prompt_of(order), "prompt_id": prompt_id, "extra_data": extra}
-        body = instance.trigger_on_prompt(body)
-        prompt = body["prompt"]
-        replacements = getattr(instance, "node_replace_manager", None)
-        if replacements is not None:  # newer than 0.3.75: nodes that have got another name
-            replacements.apply_replacements(prompt)
         try:
+            prompt = instance.trigger_on_prompt(body)["prompt"]
+            replacements = getattr(instance, "node_replace_manager", None)
+            if replacements is not None:  # newer than 0.3.75: nodes that have got another name
+                replacements.apply_replacements(prompt)
             valid = await execution.validate_prompt(prompt_id, prompt, None)
         except Exception as error:
             # What it does not expect in a prompt ends it in many ways.
