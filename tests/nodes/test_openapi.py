@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jsonschema_rs
@@ -17,6 +13,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
+from ..serving import serving
 from .test_run_service import Studio
 
 DOCUMENT = "/courier/v1/openapi.json"
@@ -37,33 +34,6 @@ def routes(pack: Any, table: Any) -> Any:
 @pytest.fixture
 def document(pack: Any, routes: Any) -> Any:
     return pack.module("nodes.openapi").document("1.2.3", routes)
-
-
-@contextmanager
-def serving(app: web.Application) -> Iterator[str]:
-    """Serve ``app`` on loopback from a thread of its own. Gives: its address."""
-    ready: list[str] = []
-    started, ending = threading.Event(), asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ready.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await ending.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="server of a test")
-    thread.start()
-    started.wait()
-    try:
-        yield ready[0]
-    finally:
-        loops[0].call_soon_threadsafe(ending.set)
-        thread.join()
 
 
 def make_app(
