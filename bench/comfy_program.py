@@ -162,6 +162,8 @@ class Pack:
     run: ModuleType
     device: ModuleType
     host: ModuleType
+    events: ModuleType
+    event_source: ModuleType
 
 
 def load_pack() -> Pack:
@@ -170,8 +172,9 @@ def load_pack() -> Pack:
 
     pack = bootstrap.load_pack()
     names = ("nodes.comfyui.loading", "offload_core.values", "nodes.service", "nodes.wire")
-    more = ("offload_core.run", "offload_core.device", "offload_core.host")
-    return Pack(*(bootstrap.submodule(pack, name) for name in (*names, *more)))
+    core = ("offload_core.run", "offload_core.device", "offload_core.host")
+    events = ("nodes.events", "nodes.comfyui.events")
+    return Pack(*(bootstrap.submodule(pack, name) for name in (*names, *core, *events)))
 
 
 def load_courier(path: Path, device_bytes: int | None, host_bytes: int | None) -> Any:

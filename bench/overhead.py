@@ -1,8 +1,8 @@
 """What watching a run costs, and what planning costs.
 
 ``python3 -m bench.overhead MODEL``: the steady step with the status read ten times a second, as
-the HTTP route reads it, against the step without; and the seconds of ``engine.plan`` for a module
-of many small tensors.
+the HTTP route reads it, and with the events that a panel is sent, against the step without; and the
+seconds of ``engine.plan`` for a module of many small tensors.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ TENSOR_ITEMS = 64
 
 @dataclass(frozen=True)
 class Overhead:
-    """Steady seconds by round, and how often and how long the status was read."""
+    """Steady seconds by round, how often and how long the status was read, and how many events
+    were made."""
 
     polled: Sequence[float]
     unpolled: Sequence[float]
     polls: int
     poll_seconds: float
+    events: int = 0
 
     @property
     def ratio(self) -> float:
@@ -46,26 +48,33 @@ class Overhead:
 
 
 class StatusPoll:
-    """Reads the whole status as JSON ten times a second, from a thread of its own.
+    """Reads the whole status as JSON ten times a second, and has the feed of events look as often
+    as it wants to, from a thread each. Events end as JSON, for a listener that is always there.
 
-    Threads: one; the counts are read after ``polling`` has ended.
+    Threads: the counts are read after ``polling`` has ended.
     """
 
     def __init__(self, pack: comfy_program.Pack) -> None:
         self.polls = 0
         self.seconds = 0.0
+        self.events = 0
         self._pack = pack
 
     @contextmanager
     def polling(self) -> Iterator[None]:
         ended = threading.Event()
-        thread = threading.Thread(target=self._poll, args=(ended,), name="bench-status")
-        thread.start()
+        threads = [
+            threading.Thread(target=work, args=(ended,), name=f"bench-{work.__name__}")
+            for work in (self._poll, self._feed)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             ended.set()
-            thread.join()
+            for thread in threads:
+                thread.join()
 
     def _poll(self, ended: threading.Event) -> None:
         while not ended.wait(POLL_SECONDS):
@@ -74,6 +83,16 @@ class StatusPoll:
             json.dumps(self._pack.wire.status_json(record))
             self.seconds += time.perf_counter() - started
             self.polls += 1
+
+    def _feed(self, ended: threading.Event) -> None:
+        feed = self._pack.events.Feed(self._pack.event_source.read, lambda: True, self._send)
+        seconds = 0.0
+        while not ended.wait(seconds):
+            seconds = feed.look(time.monotonic(), begins=True)
+
+    def _send(self, body: dict[str, Any]) -> None:
+        json.dumps(body)
+        self.events += 1
 
 
 def measure_polling(model: Any, latent: Latent, steps: int, rounds: int) -> Overhead:
@@ -87,7 +106,7 @@ def measure_polling(model: Any, latent: Latent, steps: int, rounds: int) -> Over
         unpolled.append(steady(sample(model, latent, steps).step_seconds))
         with poll.polling():
             polled.append(steady(sample(model, latent, steps).step_seconds))
-    return Overhead(polled, unpolled, poll.polls, poll.seconds)
+    return Overhead(polled, unpolled, poll.polls, poll.seconds, poll.events)
 
 
 def many_tensors(blocks: int, tensors: int) -> Any:
@@ -136,7 +155,8 @@ def report_lines(overhead: Overhead, plan_seconds: float) -> list[str]:
         "|---|---|---|",
         *(f"| {n} | {b:.4f} | {a:.4f} |" for n, (b, a) in enumerate(rounds, start=1)),
         "",
-        f"Status read {overhead.polls} times ({each:.1f} ms each): the steady step is "
+        f"Status read {overhead.polls} times ({each:.1f} ms each) and {overhead.events} events: "
+        "the steady step is "
         f"{overhead.ratio:.3f} times the one without.",
         f"plan for {BLOCKS * TENSORS_A_BLOCK} tensors in {BLOCKS} layers: "
         f"{plan_seconds * 1000:.1f} ms, best of {PLAN_REPEATS}.",

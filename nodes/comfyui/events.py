@@ -52,7 +52,7 @@ def tell_of_refusal(client_id: Any, message: str) -> None:
 
 
 def _run() -> None:
-    feed, told, begins = Feed(_read, _has_clients, _send), "", True
+    feed, told, begins = Feed(read, _has_clients, _send), "", True
     while True:
         seconds = LEAST_SECONDS
         try:
@@ -81,7 +81,8 @@ def _send(body: dict[str, Any]) -> None:
         server().send_sync(STATUS_EVENT, body, client_id)
 
 
-def _read() -> dict[str, Any]:
+def read() -> dict[str, Any]:
+    """What the next event would say. Threads: any; takes no lock of an engine."""
     orders, models = get_orders(), []
     for model_id, name, engine in get_service().engines():
         asked = get_service().asked_of(model_id)
