@@ -61,6 +61,10 @@ class StopReason(enum.Enum):
     TIME_LIMIT = "time_limit"
 
 
+WAKE_NODE = "courier_wake_before"
+"""The id of what ``wake_before`` adds."""
+
+
 @dataclass(frozen=True)
 class RunOrder:
     """One workflow to run, in API form, and what goes with it.
@@ -79,6 +83,15 @@ class RunOrder:
     sleep_after: int = 0
     on_use: OnUse = OnUse.WAKE
     time_limit_seconds: float | None = None
+
+    @property
+    def queued_prompt(self) -> dict[str, Any]:
+        """What goes into the queue: with a Wake Model that has no links, and so runs first, where
+        that was asked."""
+        if not self.wake_before:
+            return self.prompt
+        wake = {"class_type": "CourierWakeModel", "inputs": {}, "_meta": {"title": "Wake Model"}}
+        return {**self.prompt, WAKE_NODE: wake}
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class RunService:
         finally:
             self._submitting -= 1
         sleep = SleepState.WAITING if order.sleep_after else SleepState.NOT_ASKED
-        record = RunRecord(run_id, order, time.time(), len(order.prompt), sleep=sleep)
+        record = RunRecord(run_id, order, time.time(), len(order.queued_prompt), sleep=sleep)
         run = Run(record, self._clock())
         with self._lock:
             self._runs[run_id] = run

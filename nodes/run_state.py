@@ -87,7 +87,7 @@ def bring_up_to_date(run: Run, look: Look, steps: Steps | None, now: float) -> N
 def _step(run: Run, steps: Steps | None) -> None:
     node = None
     if steps is not None and steps.node_id is not None:
-        class_type, title = names_of(run.record.order.prompt, steps.node_id)
+        class_type, title = names_of(run.record.order.queued_prompt, steps.node_id)
         node = NodeStep(steps.node_id, class_type, title, steps.step, steps.steps)
     done = run.record.nodes_done if steps is None else steps.nodes_done
     _move(run, RunState.RUNNING, node=node, nodes_done=done)

@@ -19,7 +19,6 @@ from ..service import get_service
 from ..wire import status_json
 from .host import prompt_queue, server
 
-WAKE_NODE = "courier_wake_before"
 _CLIENT_ID = "courier-runs"
 """Nobody's: what ComfyUI tells a client by its socket goes nowhere."""
 _ID, _PROMPT = 1, 2
@@ -38,7 +37,7 @@ class ComfyQueue:
         extra: dict[str, Any] = {"client_id": _CLIENT_ID}
         if order.workflow is not None:
             extra["extra_pnginfo"] = {"workflow": order.workflow}
-        body = {"prompt": _prompt_of(order), "prompt_id": prompt_id, "extra_data": extra}
+        body = {"prompt": order.queued_prompt, "prompt_id": prompt_id, "extra_data": extra}
         try:
             prompt = instance.trigger_on_prompt(body)["prompt"]
             replacements = getattr(instance, "node_replace_manager", None)
@@ -110,14 +109,6 @@ def look_at_models() -> tuple[tuple[dict[str, Any], ...], int | None]:
     if is_card and device.total_bytes is not None and device.free_bytes is not None:
         used = device.total_bytes - device.free_bytes
     return tuple(model_summary(model) for model in status_json(record)["models"]), used
-
-
-def _prompt_of(order: RunOrder) -> dict[str, Any]:
-    """The prompt; with a Wake Model that has no links, and so runs first, where that was asked."""
-    if not order.wake_before:
-        return order.prompt
-    wake = {"class_type": "CourierWakeModel", "inputs": {}, "_meta": {"title": "Wake Model"}}
-    return {**order.prompt, WAKE_NODE: wake}
 
 
 def _read_outcome(entry: dict[str, Any]) -> Outcome:

@@ -108,6 +108,17 @@ def test_a_run_is_followed_from_the_queue_to_its_outputs(studio: Studio) -> None
     assert studio.kinds(run_id) == ["state", "progress", "state", "end"]
 
 
+def test_what_wakes_the_models_is_a_node_of_the_run(studio: Studio) -> None:
+    run_id = studio.start(wake_before=True)
+    studio.host.progress = studio.records.Steps("courier_wake_before", 0, 3, nodes_done=0)
+    assert studio.move(run_id, "RUNNING") is True
+    told = studio.json(run_id)
+    assert (told["node"]["class_type"], told["node"]["title"]) == ("CourierWakeModel", "Wake Model")
+    assert told["nodes"] == 3
+    studio.end(run_id)
+    assert studio.json(run_id)["nodes_done"] == 3
+
+
 def test_a_run_that_has_ended_keeps_no_workflow(studio: Studio) -> None:
     run_id = studio.start(workflow={"nodes": []}, name="x")
     studio.end(run_id)
