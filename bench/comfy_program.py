@@ -164,6 +164,8 @@ class Pack:
     host: ModuleType
     events: ModuleType
     event_source: ModuleType
+    control: ModuleType
+    orders: ModuleType
 
 
 def load_pack() -> Pack:
@@ -174,7 +176,8 @@ def load_pack() -> Pack:
     names = ("nodes.comfyui.loading", "offload_core.values", "nodes.service", "nodes.wire")
     core = ("offload_core.run", "offload_core.device", "offload_core.host")
     events = ("nodes.events", "nodes.comfyui.events")
-    return Pack(*(bootstrap.submodule(pack, name) for name in (*names, *core, *events)))
+    orders = ("nodes.control", "nodes.comfyui.orders")
+    return Pack(*(bootstrap.submodule(pack, name) for name in (*names, *core, *events, *orders)))
 
 
 def load_courier(path: Path, device_bytes: int | None, host_bytes: int | None) -> Any:

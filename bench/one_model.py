@@ -32,8 +32,15 @@ def build_parser(program: str, doc: str | None, steps: int, rounds: int) -> argp
 
 
 @contextmanager
-def loaded_model(options: argparse.Namespace) -> Iterator[Any]:
-    """The model of the options by Courier's loader, in this process; once in a process."""
+def loaded_model(
+    options: argparse.Namespace, by_core: bool = False, dynamic: bool = False
+) -> Iterator[Any]:
+    """The model of the options in this process; once in a process.
+
+    Args:
+        by_core: by ComfyUI's own loader, and not by Courier's.
+        dynamic: with ComfyUI's dynamic VRAM, which comfy-aimdo must be there for.
+    """
     paths = checkout()
     with tempfile.TemporaryDirectory(prefix="courier-bench-") as folder:
         base = ensure_base(paths, Path(folder).resolve() / "base")
@@ -41,12 +48,13 @@ def loaded_model(options: argparse.Namespace) -> Iterator[Any]:
         os.environ.update(ground.environment(False, os.environ))
         sys.path.insert(0, str(paths.root / "tests" / "comfyui"))
         model_file = machine.offer_model(base, options.model)
-        comfy_program.start()
+        comfy_program.start(dynamic=dynamic)
         comfy_program.touch_device()
+        budget = budget_bytes(options.device_gib), budget_bytes(options.host_gib)
         with comfy_program.node():
             loaded = [
-                comfy_program.load_courier(
-                    model_file, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
-                )
+                comfy_program.load_core(model_file)
+                if by_core
+                else comfy_program.load_courier(model_file, *budget)
             ]
         yield loaded.pop()  # held by whoever asked, and by nobody else

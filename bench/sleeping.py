@@ -1,8 +1,9 @@
-"""What sleep and wake cost, and what they give back, for one model of Courier's.
+"""What sleep and wake cost, and what they give back, for one model.
 
 ``python3 -m bench.sleeping MODEL``: samples, then puts the model to sleep and wakes it, at both
-levels, several times; seconds, the driver's count of the card, RssAnon, and whether the next
-latent is the one of before.
+levels, several times; seconds, the driver's count of the card, RssAnon, whether a run was refused
+meanwhile, and whether the next latent is the one of before. ``--core`` has ComfyUI's own loader
+load it, ``--dynamic-vram`` with its dynamic VRAM.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Cycle:
     awake: Moment
     asleep: Moment
     is_equal: bool
+    is_refused: bool
 
     @property
     def freed_share(self) -> float | None:
@@ -52,6 +54,47 @@ class Cycle:
         return (before - after) / self.held_bytes
 
 
+class CourierSubject:
+    """A model of Courier's, by its engine alone."""
+
+    def __init__(self, model: Any) -> None:
+        self._engine = model.courier_engine
+
+    def held_bytes(self) -> tuple[int, int]:
+        """(all, resident) on the card."""
+        memory = self._engine.snapshot().memory
+        return memory.device_bytes, memory.resident_bytes
+
+    def sleep(self, level: int) -> None:
+        self._engine.sleep(keep_locks=level == 1)
+
+    def wake(self) -> None:
+        self._engine.wake()
+
+
+class CoreSubject:
+    """A model of ComfyUI's own, by an order as the nodes give it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._pack = comfy_program.load_pack()
+
+    def held_bytes(self) -> tuple[int, int]:
+        size = int(self._model.loaded_size())
+        return size, size
+
+    def sleep(self, level: int) -> None:
+        order = self._pack.control.SleepOrder(None, level=level)
+        self._check(self._pack.orders.get_orders().sleep_here(order))
+
+    def wake(self) -> None:
+        self._check(self._pack.orders.get_orders().wake_here(self._pack.control.WakeOrder(None)))
+
+    def _check(self, receipt: Mapping[str, Any]) -> None:
+        if not receipt["ok"]:
+            raise comfy_program.ProgramError(str(receipt["message"]))
+
+
 def measure(model: Any, latent: Latent, steps: int, rounds: int) -> list[Cycle]:
     """Cycles of both levels in turns."""
     import torch
@@ -59,35 +102,49 @@ def measure(model: Any, latent: Latent, steps: int, rounds: int) -> list[Cycle]:
     from bench.sampling import sample
 
     want = sample(model, latent, steps).latent
-    engine = model.courier_engine
+    is_ours = hasattr(model, "courier_engine")
+    subject = CourierSubject(model) if is_ours else CoreSubject(model)
     cycles = []
     for level in LEVELS * rounds:
-        memory = engine.snapshot().memory
+        held, resident = subject.held_bytes()
         awake = moment()
-        started = time.perf_counter()
-        engine.sleep(keep_locks=level == 1)
-        settle()
-        sleep_seconds = time.perf_counter() - started
+        sleep_seconds = timed(lambda level=level: subject.sleep(level))
         asleep = moment()
-        started = time.perf_counter()
-        with comfy_program.node():
-            engine.wake()
-        settle()
-        wake_seconds = time.perf_counter() - started
+        is_refused = refuses(lambda: sample(model, latent, 1))
+        wake_seconds = timed(subject.wake)
         is_equal = torch.equal(sample(model, latent, steps).latent, want)
         cycles.append(
             Cycle(
                 level,
                 sleep_seconds,
                 wake_seconds,
-                memory.device_bytes,
-                memory.resident_bytes,
+                held,
+                resident,
                 awake,
                 asleep,
                 is_equal,
+                is_refused,
             )
         )
     return cycles
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Seconds, in what surrounds a node, until the card has done it."""
+    started = time.perf_counter()
+    with comfy_program.node():
+        work()
+    settle()
+    return time.perf_counter() - started
+
+
+def refuses(work: Callable[[], Any]) -> bool:
+    """Whether it ends in the error of a model that sleeps."""
+    try:
+        work()
+    except comfy_program.load_pack().values.AsleepError:
+        return True
+    return False
 
 
 def settle() -> None:
@@ -114,18 +171,18 @@ def report_lines(cycles: Sequence[Cycle], link_bytes_per_second: float | None) -
     """A table, and the floor of a wake: resident bytes over the rate of page-locked memory."""
     lines = [
         "| level | sleep s | wake s | held, GiB | given back, by driver | RssAnon asleep - awake, "
-        "MiB | equal |",
-        "|---|---|---|---|---|---|---|",
+        "MiB | refused meanwhile | equal |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for cycle in cycles:
         share = "-" if cycle.freed_share is None else f"{cycle.freed_share:.1%}"
         anon = "-"
         if cycle.asleep.anon_bytes is not None and cycle.awake.anon_bytes is not None:
             anon = f"{(cycle.asleep.anon_bytes - cycle.awake.anon_bytes) / MIB:.0f}"
-        equal = "yes" if cycle.is_equal else "NO"
+        refused, equal = ("yes" if good else "NO" for good in (cycle.is_refused, cycle.is_equal))
         lines.append(
             f"| {cycle.level} | {cycle.sleep_seconds:.3f} | {cycle.wake_seconds:.3f} "
-            f"| {gib(cycle.held_bytes)} | {share} | {anon} | {equal} |"
+            f"| {gib(cycle.held_bytes)} | {share} | {anon} | {refused} | {equal} |"
         )
     if link_bytes_per_second and cycles:
         floor = cycles[0].resident_bytes / link_bytes_per_second
@@ -147,20 +204,29 @@ def left_lines(cycles: Sequence[Cycle], without: Moment) -> list[str]:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What was asked."""
-    return build_parser("bench.sleeping", __doc__, steps=3, rounds=3).parse_args(arguments)
+    parser = build_parser("bench.sleeping", __doc__, steps=3, rounds=3)
+    parser.add_argument("--core", action="store_true", help="ComfyUI's own loader")
+    parser.add_argument(
+        "--dynamic-vram",
+        action="store_true",
+        help="with its dynamic VRAM, in a ComfyUI that has it",
+    )
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run it and print the table."""
     options = parse(arguments)
-    with loaded_model(options) as model:
+    by_core = options.core or options.dynamic_vram
+    with loaded_model(options, by_core, options.dynamic_vram) as model:
+        print(f"{type(model).__name__}", flush=True)
         link = measure_link().get("link_bytes_per_second")
         cycles = measure(model, options.latent, options.steps, options.rounds)
         del model
         comfy_program.let_go()
         without = moment()
     print("\n".join([*report_lines(cycles, link), *left_lines(cycles, without)]), flush=True)
-    return 0 if all(cycle.is_equal for cycle in cycles) else 1
+    return 0 if all(cycle.is_equal and cycle.is_refused for cycle in cycles) else 1
 
 
 if __name__ == "__main__":
