@@ -16,7 +16,7 @@ from devtools.page import WAIT_MS, open_page, prepare, save_picture
 from devtools.paths import Paths
 from devtools.small_workflows import node
 
-from .panel_studio import STATUS, Studio, card, gib, panel, says
+from .panel_studio import STATUS, Gate, Studio, card, gib, number_is, panel, says
 
 LONG_STEPS = 400
 
@@ -130,6 +130,31 @@ def test_two_tabs_agree(studio: Studio) -> None:
     card(other, studio).get_by_role("button", name="Wake").click()
     for page in (one, other):
         expect(card(page, studio).locator(".courier-on-loaded")).to_be_visible(timeout=15_000)
+
+
+def test_the_number_on_the_icon_is_the_same_in_all_pages(studio: Studio) -> None:
+    """With the panel open, closed, and with a first answer that is older than what came of it."""
+    studio.run()
+    opened, (closed, _) = studio.page(), studio.plain_page()
+    says(opened, studio.file.stem)
+    gate = Gate()
+    late, _ = studio.plain_page(before=gate.stand_before)
+    gate.wait(late, answers=2)
+    studio.post("sleep")
+    gate.open()
+    pages = (opened, closed, late)
+    for page in pages:
+        number_is(page, "3")
+    studio.post("wake", when="idle")
+    for page in pages:
+        number_is(page, "")
+    studio.post("sleep", on_use="wake")
+    for page in pages:
+        number_is(page, "3")
+    # No order: the run itself wakes what it uses, which is all but the text encoder.
+    studio.run()
+    for page in pages:
+        number_is(page, "1")
 
 
 def test_sleep_that_was_clicked_during_a_run_waits_for_it_or_is_cancelled(studio: Studio) -> None:
