@@ -157,6 +157,23 @@ def test_the_number_on_the_icon_is_the_same_in_all_pages(studio: Studio) -> None
         number_is(page, "1")
 
 
+def test_cards_keep_their_order_whatever_sleeps(studio: Studio) -> None:
+    studio.run()
+    page = studio.page()
+    says(page, studio.file.stem)
+    names = panel(page).locator("article h3")
+    before = names.all_inner_texts()
+    assert len(before) == 3
+    last = studio.server.client.request("/courier/v1/models")["models"][-1]
+    for models in ([last["id"]], "all"):
+        studio.post("sleep", models=models)
+        number_is(page, "1" if models != "all" else "3")
+        expect(names).to_have_text(before)
+    studio.post("wake", models=[last["id"]], when="idle")
+    number_is(page, "2")
+    expect(names).to_have_text(before)
+
+
 def test_sleep_that_was_clicked_during_a_run_waits_for_it_or_is_cancelled(studio: Studio) -> None:
     studio.run()
     page = studio.page()
