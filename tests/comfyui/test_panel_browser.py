@@ -228,6 +228,8 @@ def test_a_budget_is_tried_and_applied(studio: Studio, courier_checkout: Paths) 
     now = studio.model()
     assert now["asked"]["by"] == "order"
     assert now["measured"]["device_bytes"] < before["measured"]["device_bytes"] + 1
+    # What was held under the budget of before would look like a breach of this one.
+    assert now["measured"]["device_peak_bytes"] <= now["budgets"]["device_bytes"]
     studio.run()
     assert studio.model()["asked"]["by"] == "order", "it holds over runs"
 
