@@ -17,6 +17,8 @@ from devtools.page import Trouble, open_page
 from devtools.small_workflows import BUDGET, budget_node, loaded_with, workflow
 
 STATUS = "/courier/v1/status"
+TAB_BUTTON = ":is(.courier-tab-button, [data-testid=courier-tab-button])"
+"""In the sidebar of any ComfyUI: newer ones name it otherwise."""
 READINGS = re.compile("/courier/v1/(status|models)$")
 
 
@@ -56,7 +58,7 @@ class Studio:
     def page(self) -> Page:
         """ComfyUI's page with the panel open."""
         page, _ = self.plain_page()
-        page.locator(".courier-tab-button").click()
+        page.locator(TAB_BUTTON).click()
         expect(page.locator(".courier-panel")).to_be_visible()
         return page
 
@@ -96,7 +98,7 @@ def says(page: Page, text: str, timeout: float = 15_000) -> None:
 
 def number_is(page: Page, number: str, timeout: float = 15_000) -> None:
     """On the tab's icon; "" for none."""
-    badge = page.locator(".courier-tab-button .p-badge")
+    badge = page.locator(f"{TAB_BUTTON} :is(.p-badge, .sidebar-icon-badge)")
     expect(badge).to_have_text([number] if number else [], timeout=timeout)
 
 

@@ -165,5 +165,6 @@ test("why an order cannot be given", () => {
     list([entry("m-1", { held: { device_bytes: 0 } })]));
   assert.equal(whyNoSleep(empty, empty.models[0]), "why.unloaded");
   assert.equal(whyNoSleep({ ...awake, orders: [{}] }, awake.models[0]), "why.order");
+  assert.equal(whyNoSleep({ ...awake, orders: [{ waits: true }] }, awake.models[0]), "why.waits");
   assert.equal(whyNoSleep({ ...awake, link: "offline" }, awake.models[0]), "why.offline");
 });
