@@ -55,6 +55,16 @@ test("an event moves letters and counts, and asks for no status where nothing el
   assert.equal(again, true, "another plan");
 });
 
+test("of a layer that left the card no bytes are shown there, before they are read", () => {
+  const part = layer(1, "mapped", { resident_bytes: 400 });
+  const state = read([model({ layers: [layer(0, "resident"), part, layer(2, "resident")] })]);
+  const after = (placements, device_bytes) =>
+    withEvent(state, event({}, { placements, activity: "...", measured: { device_bytes } }), 1)[0].models[0].layers;
+  assert.deepEqual(after("mmr", 9).map((one) => one.resident), [0, 400, 1000]);
+  assert.deepEqual(after("mmm", 0).map((one) => one.resident), [0, 0, 0]);
+  assert.equal(after("rmr", 9), state.models[0].layers);
+});
+
 test("the first event has nothing to be compared with, also after a restart or a failure", () => {
   const state = read([model()]);
   const [next, reread] = withEvent(state, event(), 1);

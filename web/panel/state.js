@@ -263,16 +263,28 @@ function fits(model, news) {
 }
 
 function withNews(model, news, now) {
+  const measured = memoryOf(object(news.measured));
   return {
     ...model,
+    layers: layersAfter(model, news.placements, measured.device),
     engine: text(news.state),
     rest: text(news.rest),
     placements: news.placements,
     activity: news.activity,
     plan: number(news.plan),
-    measured: memoryOf(object(news.measured)),
+    measured,
     ...trafficOf(news.traffic, model, now),
   };
+}
+
+/**
+ * An event has no bytes of layers. What left the card has none there, until the next reading says how
+ * many: not those of before, which would show it full.
+ */
+function layersAfter({ layers, placements }, letters, deviceBytes) {
+  const left = (index) => letters[index] !== "r" && (placements[index] === "r" || deviceBytes === 0);
+  const isSame = layers.every((layer, index) => layer.resident === 0 || !left(index));
+  return isSame ? layers : layers.map((layer, index) => (left(index) ? { ...layer, resident: 0 } : layer));
 }
 
 /** Counters, and the bytes a second between this look and those before. */
