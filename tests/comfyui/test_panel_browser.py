@@ -19,6 +19,11 @@ from devtools.small_workflows import node
 from .panel_studio import STATUS, TAB_BUTTON, Gate, Studio, card, gib, number_is, panel, says
 
 LONG_STEPS = 400
+"""Enough time to click in, twice."""
+SEEN_STEPS = 200
+"""Some seconds, with several events in each."""
+QUIET_SECONDS = 1.8
+"""In which a panel that polls each second asks once at least."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ def test_a_run_moves_cells_and_ends_with_the_figures_of_the_status(studio: Studi
           }, 20);
         }"""
     )
-    studio.run(steps=LONG_STEPS)
+    studio.run(steps=SEEN_STEPS)
     model = studio.model()
     assert model["counts"]["mapped"] > 0
     assert model["traffic"]["layers_shipped"] > 0
@@ -300,12 +305,12 @@ def test_nothing_is_asked_while_the_tab_is_closed_or_the_page_hidden(studio: Stu
     studio.run()
     page = studio.page()
     says(page, studio.file.stem)
-    assert len(requests_within(page, 2.5, lambda: None)) >= 2, "it polls while it is seen"
+    assert len(requests_within(page, QUIET_SECONDS, lambda: None)) >= 2, "it polls while it is seen"
     hide = """state => {
       Object.defineProperty(document, 'visibilityState', { value: state, configurable: true });
       document.dispatchEvent(new Event('visibilitychange'));
     }"""
-    assert requests_within(page, 2.5, lambda: page.evaluate(hide, "hidden")) == []
+    assert requests_within(page, QUIET_SECONDS, lambda: page.evaluate(hide, "hidden")) == []
     with page.expect_request("**/courier/v1/status"):
         page.evaluate(hide, "visible")
     button = page.locator(TAB_BUTTON)
@@ -314,7 +319,7 @@ def test_nothing_is_asked_while_the_tab_is_closed_or_the_page_hidden(studio: Stu
         button.click()
         expect(panel(page)).to_have_count(0)
 
-    assert requests_within(page, 2.5, close) == []
+    assert requests_within(page, QUIET_SECONDS, close) == []
     with page.expect_request("**/courier/v1/status"):
         button.click()
     says(page, studio.file.stem)
