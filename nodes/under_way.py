@@ -9,6 +9,7 @@ from typing import Any
 from .control import CancelledError
 
 _CANCELLED_TEXT = "the order was cancelled; what it had done was undone"
+_WITHDRAWN_TEXT = "the order was cancelled while it waited; nothing was done"
 
 
 class UnderWay:
@@ -25,7 +26,7 @@ class UnderWay:
     def check(self) -> None:
         """Asked again and again while the order waits for its turn. Raises: CancelledError."""
         if self.cancelled:
-            raise CancelledError(_CANCELLED_TEXT)
+            raise CancelledError(_WITHDRAWN_TEXT if self.waits else _CANCELLED_TEXT)
 
     def step(self, done: int, total: int, name: str) -> None:
         """Before each model; see ``offload_core.sleep.Progress``. Raises: CancelledError."""

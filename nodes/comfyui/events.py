@@ -20,6 +20,7 @@ from ..events import (
 from ..service import get_service
 from .host import server
 from .orders import get_orders, rest_of
+from .sleeping import count_asleep
 
 _LOG = logging.getLogger("courier")
 
@@ -94,6 +95,7 @@ def read() -> dict[str, Any]:
         "orders": orders.under_way.listed(),
         "orders_done": orders.orders_done,
         "busy": orders.is_busy(),
-        # Those of the core come and go without a word; who sees another number asks.
+        # Those of the core come, go, sleep and wake without a word; who sees another number asks.
         "loaded": len(comfy.model_management.current_loaded_models),
+        "asleep": count_asleep(),
     }

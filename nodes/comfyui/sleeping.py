@@ -185,21 +185,22 @@ class CoreModels:
 
     def __init__(self, before_use: BeforeUse) -> None:
         self._before_use = before_use
-        self._ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._numbers_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._asked: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         """A patcher by inner model, of those that were asked for: they need not be loaded."""
         self._numbers = itertools.count(1)
 
     def sleepers(self) -> list[Sleeper]:
-        """Of all models in the core's list that are not ours, and of those that were asked for."""
-        patchers = [one.model for one in _entries()]
+        """Of all models in the core's list that are not ours, and of those that were asked for, in
+        the order of loading: the core's list has the last one used first, and a sleeper last."""
+        patchers = [one.model for one in reversed(_entries())]
         patchers += [patcher() for patcher in list(self._asked.values())]
-        found: dict[str, Sleeper] = {}
+        found: dict[int, Sleeper] = {}
         for patcher in patchers:
             sleeper = self._sleeper(patcher)
             if sleeper is not None:
-                found.setdefault(sleeper.id, sleeper)
-        return list(found.values())
+                found.setdefault(self._numbers_of[patcher.model], sleeper)
+        return [found[number] for number in sorted(found)]
 
     def sleeper_of(self, patcher: Any) -> CoreSleeper | None:
         """The sleeper behind a patcher, loaded or not; None if it is ours, or none at all."""
@@ -212,9 +213,10 @@ class CoreModels:
         inner = getattr(patcher, "model", None)
         if inner is None or attachment_of(inner) is not None:
             return None
-        if inner not in self._ids:
-            self._ids[inner] = f"core-{slug(_name_of(inner))}-{next(self._numbers)}"
-        return CoreSleeper(patcher, self._ids[inner], self._before_use)
+        if inner not in self._numbers_of:
+            self._numbers_of[inner] = next(self._numbers)
+        model_id = f"core-{slug(_name_of(inner))}-{self._numbers_of[inner]}"
+        return CoreSleeper(patcher, model_id, self._before_use)
 
 
 def patcher_of(value: Any) -> Any:
@@ -295,6 +297,11 @@ def is_listed(inner: Any) -> bool:
 def listed_patcher(inner: Any) -> Any:
     """The clone with which the core has loaded a model; None if it has not."""
     return next((one.model for one in _entries() if _inner_of(one) is inner), None)
+
+
+def count_asleep() -> int:
+    """How many of the core's models sleep. Any thread, without waiting."""
+    return sum(_sleeps(one) for one in _entries())
 
 
 def _inner_of(one: Any) -> Any:

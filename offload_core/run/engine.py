@@ -197,7 +197,7 @@ class LayerEngine:
 
     def allow(self, budget: Budget) -> None:
         """Correct the plan by this budget from now on; the plan itself stays until then."""
-        self._holding.budget = budget
+        self._holding.adopt(budget)
 
     @contextlib.contextmanager
     def run(self, interrupt: Callable[[], None] | None = None) -> Iterator[None]:
@@ -364,7 +364,7 @@ class LayerEngine:
         except BaseException:
             self._move(EngineState.UNLOADED)
             raise
-        self._holding.budget = budget
+        self._holding.adopt(budget)
         self._holding.say(*self._planner.notes(budget))
         self._move(EngineState.LOADED)
 

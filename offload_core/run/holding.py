@@ -51,6 +51,13 @@ class Holding:
             raise
         self.plan = plan
 
+    def adopt(self, budget: Budget) -> None:
+        """Correct the plan by this budget from now on. What was held under another one says nothing
+        about it, and beside a smaller figure would look like a breach."""
+        if budget.device_bytes != self.budget.device_bytes:
+            self._occupancy.restart_peak()
+        self.budget = budget
+
     def serves(self, wanted: Plan, budget: Budget) -> bool:
         """Whether what is loaded is as good as ``wanted``: the figures that the core offers change
         a little from run to run, and moving weights for a little costs more than it brings."""
@@ -74,7 +81,7 @@ class Holding:
         """The plan in force serves: what it leaves, and whether that is too little, is reckoned by
         what was asked for last."""
         assert self.plan is not None
-        self.budget = budget
+        self.adopt(budget)
         self.say(*self._planner.notes(budget))
         self.plan = replace(self.plan, activation_bytes=wanted.activation_bytes)
         return self.plan

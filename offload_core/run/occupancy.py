@@ -39,6 +39,7 @@ class Occupancy:
         self.layer_bytes: tuple[int, ...] = (0,) * len(parts.inventory.layers)
         """Bytes of each layer's weights that are on the device all the time."""
         self.peak_bytes = 0
+        """The most that a plan held since ``restart_peak``."""
 
     @property
     def device_bytes(self) -> int:
@@ -49,6 +50,10 @@ class Occupancy:
     def staging_bytes(self) -> int:
         """Page-locked staging held now."""
         return self._staging.size_bytes if self._staging is not None else 0
+
+    def restart_peak(self) -> None:
+        """What was held before is no measure of what comes."""
+        self.peak_bytes = self.device_bytes
 
     def settle_into(self, plan: Plan, host_limit_bytes: int | None) -> None:
         """Bring device and locks to ``plan``; what is there already stays. Raises: CourierError."""

@@ -63,11 +63,15 @@ class Stage:
             route.fulfill(body=body)
 
 
-def violations(page: Page, part: str) -> list[str]:
-    """What axe-core finds that is serious or critical, inside of ``part``."""
-    page.evaluate(AXE)
+def violations(page: Page, *parts: str) -> list[str]:
+    """What axe-core finds that is serious or critical, inside of each of ``parts``."""
+    # Once for a page: it is large.
+    if page.evaluate("() => !window.axe"):
+        page.evaluate(AXE)
     found = page.evaluate(
-        "part => window.axe.run({include: [[part]]}, {resultTypes: ['violations']})", part
+        "parts => window.axe.run({include: parts.map(part => [part])},"
+        " {resultTypes: ['violations']})",
+        parts,
     )
     return [
         f"{fault['impact']} {fault['id']}: {node['html'][:200]} {node['failureSummary']}"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import APIResponse, Browser, Locator, Page, Route, expect
 
 from devtools.comfyui_host import ComfyUIHost
 from devtools.page import Trouble, open_page
 from devtools.small_workflows import BUDGET, budget_node, loaded_with, workflow
 
 STATUS = "/courier/v1/status"
+TAB_BUTTON = ":is(.courier-tab-button, [data-testid=courier-tab-button])"
+"""In the sidebar of any ComfyUI: newer ones name it otherwise."""
+READINGS = re.compile("/courier/v1/(status|models)$")
 
 
 @dataclass
@@ -52,16 +58,20 @@ class Studio:
     def page(self) -> Page:
         """ComfyUI's page with the panel open."""
         page, _ = self.plain_page()
-        page.locator(".courier-tab-button").click()
+        page.locator(TAB_BUTTON).click()
         expect(page.locator(".courier-panel")).to_be_visible()
         return page
 
-    def plain_page(self) -> tuple[Page, Trouble]:
+    def plain_page(
+        self, before: Callable[[Page], None] = lambda page: None
+    ) -> tuple[Page, Trouble]:
+        """The same with the panel closed. ``before`` has the page while it is blank."""
         page = self.browser.new_page(viewport={"width": 1500, "height": 1000})
         trouble = Trouble(self.server.address)
         trouble.watch(page)
         self.pages.append(page)
         self.troubles.append(trouble)
+        before(page)
         open_page(page, self.server.address)
         return page, trouble
 
@@ -84,6 +94,43 @@ def card(page: Page, studio: Studio) -> Locator:
 
 def says(page: Page, text: str, timeout: float = 15_000) -> None:
     expect(panel(page)).to_contain_text(text, use_inner_text=True, timeout=timeout)
+
+
+def number_is(page: Page, number: str, timeout: float = 15_000) -> None:
+    """On the tab's icon; "" for none."""
+    badge = page.locator(f"{TAB_BUTTON} :is(.p-badge, .sidebar-icon-badge)")
+    expect(badge).to_have_text([number] if number else [], timeout=timeout)
+
+
+class Gate:
+    """Holds back the answers to a page's readings until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.held: list[tuple[Route, APIResponse]] = []
+
+    def stand_before(self, page: Page) -> None:
+        """From now on the server answers, and nothing of it reaches the page."""
+        page.route(READINGS, self._hold)
+
+    def wait(self, page: Page, answers: int) -> None:
+        """Until the server has given so many."""
+        deadline = time.monotonic() + 15
+        while len(self.held) < answers:
+            assert time.monotonic() < deadline, f"{len(self.held)} answers came"
+            page.wait_for_timeout(20)
+
+    def open(self) -> None:
+        """Let through what was held back, and all that follows."""
+        self.is_open = True
+        for route, response in self.held:
+            route.fulfill(response=response)
+
+    def _hold(self, route: Route) -> None:
+        if self.is_open:
+            route.continue_()
+        else:
+            self.held.append((route, route.fetch()))
 
 
 def gib(size_bytes: int) -> str:

@@ -15,12 +15,15 @@ from playwright.sync_api import Browser, expect
 
 from devtools.comfyui_host import ComfyUIHost
 from devtools.page import open_page, prepare, save_picture
-from devtools.panel_states import HOSTILE, STATES, Model, answers
+from devtools.panel_states import HOSTILE, LONG, STATES, Model, answers
 from devtools.paths import Paths
 
 from .panel_stage import HEIGHT, Stage, violations
 
 WIDTHS = (250, 600)
+SIDEBAR = 290
+"""As wide as ComfyUI makes it on a screen of 1,500 pixels."""
+REFUSE = "message => window.app.api.dispatchCustomEvent('courier.refused', { message })"
 THEMES = ("dark", "light")
 SENTENCES = {
     "no-server": "ComfyUI does not answer.",
@@ -66,7 +69,39 @@ def test_every_state_is_told_accessible_and_fits(
         picture = courier_checkout.logs / "panel" / f"{name}-{theme}-{width}.png"
         clip = {"x": 0, "y": 0, "width": width, "height": HEIGHT}
         save_picture(stage.page, picture, clip=clip)
-    assert violations(stage.page, ".courier-panel") == []
+        assert violations(stage.page, ".courier-panel") == [], f"at {width}"
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_box_of_a_refused_workflow_is_accessible_and_fits(
+    pages: Callable[[str], Stage], courier_checkout: Paths, theme: str
+) -> None:
+    stage = pages(theme)
+    box = stage.page.get_by_role("alertdialog", name="A model sleeps")
+    for width in WIDTHS:
+        stage.show(STATES["asleep"], width)
+        expect(stage.panel).to_contain_text("asleep, level 1", use_inner_text=True)
+        stage.page.evaluate(REFUSE, f"{LONG} is asleep. Wake it with POST /courier/v1/wake")
+        expect(box).to_be_visible()
+        assert box.evaluate("element => element.scrollWidth - element.clientWidth") <= 0
+        expect(box.get_by_role("button", name="Wake and run again")).to_be_focused()
+        save_picture(stage.page, courier_checkout.logs / "panel" / f"refused-{theme}-{width}.png")
+        assert violations(stage.page, ".courier-panel", ".courier-refused") == [], f"at {width}"
+        stage.page.keyboard.press("Escape")
+        expect(box).to_have_count(0)
+
+
+def test_the_card_has_one_name_whatever_the_machine_has(stage: Stage) -> None:
+    for name in ("ready", "cpu"):
+        stage.show(STATES[name])
+        expect(stage.panel).to_contain_text(SENTENCES[name], use_inner_text=True)
+        expect(stage.panel.locator("dt").first).to_have_text("Card")
+        stage.panel.get_by_role("button", name="Budget").click()
+        expect(stage.panel.get_by_label("Card, GiB")).to_be_visible()
+        expect(stage.panel).not_to_contain_text("Device", use_inner_text=True)
+        # Where there is none, that is said.
+        help_text = stage.panel.get_by_text("ComfyUI uses no card here")
+        expect(help_text).to_be_visible(visible=name == "cpu")
 
 
 def test_before_anything_was_read_it_says_that_it_reads(
@@ -184,6 +219,28 @@ def test_the_table_is_searched_and_sorted(stage: Stage, courier_checkout: Paths)
     expect(stage.panel).to_contain_text("No layer matches.", use_inner_text=True)
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_table_shows_all_it_has_at_every_width(
+    pages: Callable[[str], Stage], courier_checkout: Paths, theme: str
+) -> None:
+    """Columns that have no room stand below the name and the placement."""
+    stage = pages(theme)
+    for width in (250, SIDEBAR, 600):
+        stage.show(answers([Model(places="rpPma" * 8)]), width)
+        stage.panel.get_by_role("button", name="Table").click()
+        frame = stage.panel.get_by_role("region", name="Table of the layers of wan")
+        assert frame.evaluate("element => element.scrollWidth - element.clientWidth") <= 0
+        row = frame.locator("tbody tr").nth(2)
+        for text in ("blocks.2", "670 MiB", "bfloat16", "pinned, 13 % on the card, in use"):
+            expect(row.get_by_text(text, exact=True).locator("visible=true")).to_have_count(1)
+        why = row.get_by_text("streams from its file pages, locked in place", exact=True)
+        expect(why.locator("visible=true")).to_have_count(1)
+        expect(row.locator("th")).to_have_attribute("title", "diffusion_model.blocks.2")
+        picture = courier_checkout.logs / "panel" / f"table-{theme}-{width}.png"
+        save_picture(stage.page, picture, clip={"x": 0, "y": 0, "width": width, "height": HEIGHT})
+        assert violations(stage.page, ".courier-panel") == [], f"at {width}"
+
+
 def test_a_refused_order_is_told_and_nothing_is_lost(stage: Stage) -> None:
     stage.show(STATES["refused"])
     stage.panel.get_by_role("button", name="Sleep: wan").click()
@@ -216,9 +273,14 @@ def test_a_receipt_is_a_toast_in_bytes(stage: Stage) -> None:
     expect(stage.panel.locator(".courier-aloud")).to_have_text(f"Asleep. {text}")
 
 
-def test_orders_that_wait_can_be_cancelled(stage: Stage) -> None:
-    stage.show(STATES["waiting"])
-    stage.panel.get_by_role("button", name="Cancel").click()
+def test_an_order_that_waits_is_withdrawn_and_one_under_way_cancelled(stage: Stage) -> None:
+    # Narrow: the toasts of the tests before lie over a wider one for some seconds.
+    stage.show(STATES["falling-asleep"], 250)
+    expect(stage.panel.get_by_role("button", name="Withdraw")).to_have_count(0)
+    expect(stage.panel.get_by_role("button", name="Cancel")).to_be_visible()
+    stage.show(STATES["waiting"], 250)
+    expect(stage.panel).to_contain_text("An order waits for the queue.", use_inner_text=True)
+    stage.panel.get_by_role("button", name="Withdraw").click()
     expect(stage.panel).to_contain_text("Sleep waits", use_inner_text=True)
     assert stage.posts[-1] == ("cancel", {})
 

@@ -59,13 +59,14 @@ function stage({ watched = true, visibility = "visible", answer = () => statusOf
   const events = new EventTarget();
   const page = Object.assign(new EventTarget(), { visibilityState: visibility });
   const asked = [];
-  const made = { clock, events, page, asked, watched, states: [], answer };
+  const list = () => ({ models: [], orders: [], last_order: null, busy: false });
+  const made = { clock, events, page, asked, watched, states: [], answer, list };
   const client = {
     status: async (signal) => {
       asked.push({ at: clock.time, signal });
       return made.answer(signal);
     },
-    models: async () => ({ models: [], orders: [], last_order: null, busy: false }),
+    models: async () => made.list(),
   };
   made.feed = new Feed({
     client, events, page, clock,
@@ -195,6 +196,111 @@ test("an event while the page is hidden is left until it is seen", async () => {
   await made.clock.pass(30);
   assert.equal(made.states.length, before);
   assert.equal(made.asked.length, 1);
+});
+
+/** ComfyUI's own models as the list has them, of which events have nothing but the number. */
+function cores(...states) {
+  const models = states.map((state, index) => ({ id: `core-${index}`, kind: "VAE", state }));
+  return () => ({ models, orders: [], last_order: null, busy: false });
+}
+
+const asleepIn = ({ states }) => states.at(-1).models.filter((one) => one.rest === "asleep").length;
+const news = (more = {}) => ({ boot_id: "boot", models: [], orders: [], orders_done: 0, loaded: 3, asleep: 0, busy: false, ...more });
+
+test("a page whose panel is closed learns of what an event does not tell, once, and asks no more", async () => {
+  const made = stage({ watched: false });
+  made.list = cores("awake", "awake", "awake");
+  made.feed.read(true);
+  await settle();
+  assert.equal(asleepIn(made), 0);
+  made.list = cores("asleep", "asleep", "asleep");
+  made.send(news({ orders_done: 1, asleep: 3 }));
+  await made.clock.pass(60);
+  assert.equal(asleepIn(made), 3);
+  assert.equal(made.asked.length, 2);
+});
+
+test("an answer that an event overtook does not undo what that told", async () => {
+  const made = stage({ watched: false });
+  const one = { id: "m-1", layers: [], state: "loaded" };
+  const told = (rest) => ({ id: "m-1", state: rest === "asleep" ? "asleep" : "loaded", rest, placements: "", activity: "", plan: 1 });
+  made.answer = () => statusOf("boot", [one]);
+  made.feed.read(true);
+  await settle();
+  made.send(news({ models: [told("awake")] }));
+  await made.clock.pass(2);
+  let answer;
+  made.answer = () => new Promise((resolve) => (answer = resolve));
+  made.feed.read(true);
+  await settle();
+  made.send(news({ models: [told("asleep")] }));
+  answer(statusOf("boot", [one]));
+  await settle();
+  assert.equal(asleepIn(made), 1);
+});
+
+test("what closing the panel broke off is read for the badges, if it was for a change", async () => {
+  const made = stage();
+  made.list = cores("awake");
+  made.feed.read();
+  await settle();
+  made.list = cores("asleep");
+  made.send(news({ asleep: 1 }));
+  made.answer = () => new Promise(() => {});
+  await made.clock.pass(1);
+  assert.equal(made.asked.length, 2);
+  made.watched = false;
+  made.feed.leave();
+  assert.equal(made.asked[1].signal.aborted, true);
+  made.answer = () => statusOf("boot");
+  await made.clock.pass(60);
+  assert.equal(asleepIn(made), 1);
+  assert.equal(made.asked.length, 3);
+});
+
+test("what changed while the page was hidden is read when it is seen, also with a closed panel", async () => {
+  const made = stage({ watched: false });
+  made.feed.read(true);
+  await settle();
+  const see = (visibility) => {
+    made.page.visibilityState = visibility;
+    made.page.dispatchEvent(new Event("visibilitychange"));
+  };
+  see("hidden");
+  made.list = cores("asleep");
+  made.send(news({ asleep: 1 }));
+  await made.clock.pass(60);
+  assert.equal(made.asked.length, 1);
+  see("visible");
+  await made.clock.pass(60);
+  assert.equal(asleepIn(made), 1);
+  assert.equal(made.asked.length, 2);
+  see("hidden");
+  see("visible");
+  await made.clock.pass(60);
+  assert.equal(made.asked.length, 2, "nothing changed meanwhile");
+});
+
+test("a reading in the middle of an order is not the last one", async () => {
+  const made = stage({ watched: false });
+  made.list = () => ({ ...cores("asleep", "awake")(), orders: [{ action: "sleep", waits: false }] });
+  made.feed.read(true);
+  await settle();
+  made.list = cores("awake", "awake"); // it was cancelled and undone: no event has another number
+  await made.clock.pass(60);
+  assert.equal(asleepIn(made), 0);
+  assert.equal(made.asked.length, 2);
+});
+
+test("a page that has its websocket's id only while it reads asks once more with it", async () => {
+  let answer;
+  const made = stage({ watched: false, answer: () => new Promise((resolve) => (answer = resolve)) });
+  made.feed.read(true);
+  await settle();
+  made.feed.read(true);
+  answer(statusOf("boot"));
+  await made.clock.pass(60);
+  assert.equal(made.asked.length, 2);
 });
 
 test("an answer that is none of ours is a failure and not the end", async () => {

@@ -34,7 +34,7 @@ export function list(models = [entry("m-1", { kind: "diffusion model" })], more 
 }
 
 export function event(more = {}, of = {}) {
-  return { boot_id: "boot", orders: [], orders_done: 0, loaded: 1, busy: false,
+  return { boot_id: "boot", orders: [], orders_done: 0, loaded: 1, asleep: 0, busy: false,
     models: [{ id: "m-1", state: "running", rest: "awake", placements: "rm", activity: "yu", plan: 1,
       measured: { device_bytes: 2200 }, traffic: { shipped_bytes: 5000 }, ...of }], ...more };
 }

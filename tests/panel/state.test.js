@@ -5,7 +5,7 @@ import { CourierError, KINDS } from "../../web/panel/client.js";
 import { barsOf } from "../../web/panel/machine.js";
 import { badgeOf, whyNoSleep, whyNoSleepOfAll, whyNoWakeOfAll } from "../../web/panel/rules.js";
 import {
-  budgetLine, fallbacksOf, initialState, isOutdated, stateOf, withEvent, withFailure, withStatus,
+  budgetLine, fallbacksOf, initialState, isOutdated, isUnsettled, stateOf, withEvent, withFailure, withStatus,
 } from "../../web/panel/state.js";
 import { entry, event, layer, list, model, status } from "./helpers.js";
 
@@ -44,14 +44,45 @@ test("garbage in any place of a status is survived or refused whole", () => {
 
 test("an event moves letters and counts, and asks for no status where nothing else changed", () => {
   const state = read([model()]);
-  const [next, reread] = withEvent(state, event(), 1);
-  assert.equal(reread, false);
+  const [next] = withEvent(state, event(), 1);
   assert.equal(next.models[0].activity, "yu");
   assert.equal(next.models[0].layers, state.models[0].layers, "the layers themselves are the same");
   assert.equal(stateOf(next.models[0]), "running");
   assert.equal(next.models[0].rate, 5000);
+  const [, reread] = withEvent(next, event({}, { activity: "u." }), 2);
+  assert.equal(reread, false);
   const [, again] = withEvent(next, event({}, { plan: 2 }), 2);
   assert.equal(again, true, "another plan");
+});
+
+test("of a layer that left the card no bytes are shown there, before they are read", () => {
+  const part = layer(1, "mapped", { resident_bytes: 400 });
+  const state = read([model({ layers: [layer(0, "resident"), part, layer(2, "resident")] })]);
+  const after = (placements, device_bytes) =>
+    withEvent(state, event({}, { placements, activity: "...", measured: { device_bytes } }), 1)[0].models[0].layers;
+  assert.deepEqual(after("mmr", 9).map((one) => one.resident), [0, 400, 1000]);
+  assert.deepEqual(after("mmm", 0).map((one) => one.resident), [0, 0, 0]);
+  assert.equal(after("rmr", 9), state.models[0].layers);
+});
+
+test("the first event has nothing to be compared with, also after a restart or a failure", () => {
+  const state = read([model()]);
+  const [next, reread] = withEvent(state, event(), 1);
+  assert.equal(reread, true);
+  assert.equal(withEvent(next, event(), 2)[1], false);
+  const failed = withFailure(next, new CourierError(KINDS.OFFLINE, ""));
+  assert.equal(withEvent(failed, event(), 3)[1], true);
+  const back = withStatus(next, status([model()], { boot_id: "new" }), list(), 4);
+  assert.equal(withEvent(back, event({ boot_id: "new" }), 5)[1], true, "the numbers are of another process");
+});
+
+test("what moves is not settled; what waits or rests is", () => {
+  const rest = (state) => list([entry("m-1", { state })]);
+  assert.equal(isUnsettled(read([model()], rest("awake"))), false);
+  assert.equal(isUnsettled(read([model()], rest("falling asleep"))), true);
+  assert.equal(isUnsettled(read([model()], list([], { orders: [{ waits: false }] }))), true);
+  assert.equal(isUnsettled(read([model()], list([], { orders: [{ waits: true }] }))), false);
+  assert.equal(isUnsettled(initialState()), false);
 });
 
 test("what an event does not tell is read again", () => {
@@ -61,6 +92,7 @@ test("what an event does not tell is read again", () => {
     event({ models: [] }),
     event({ orders_done: 1 }),
     event({ loaded: 2 }),
+    event({ asleep: 1 }),
     event({}, { placements: "rmm", activity: "..." }),
     event({}, { id: "other" }),
     {},
@@ -143,5 +175,6 @@ test("why an order cannot be given", () => {
     list([entry("m-1", { held: { device_bytes: 0 } })]));
   assert.equal(whyNoSleep(empty, empty.models[0]), "why.unloaded");
   assert.equal(whyNoSleep({ ...awake, orders: [{}] }, awake.models[0]), "why.order");
+  assert.equal(whyNoSleep({ ...awake, orders: [{ waits: true }] }, awake.models[0]), "why.waits");
   assert.equal(whyNoSleep({ ...awake, link: "offline" }, awake.models[0]), "why.offline");
 });

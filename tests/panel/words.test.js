@@ -4,7 +4,7 @@ import test from "node:test";
 
 import { planText, readPlan } from "../../web/panel/plans.js";
 import { CourierError, KINDS, readAnswer } from "../../web/panel/client.js";
-import { chooseRows, layerText } from "../../web/panel/layers.js";
+import { chooseRows, layerText, sharedPrefix } from "../../web/panel/layers.js";
 import { receiptText } from "../../web/panel/receipts.js";
 import { KEYBINDINGS, MENU, SETTINGS, commandsOf } from "../../web/panel/settings.js";
 import { layerOf } from "../../web/panel/state.js";
@@ -124,6 +124,19 @@ test("rows are searched by any word and sorted without losing their order", () =
   assert.deepEqual(chooseRows(layers, letters, ".*", "name", 1), [], "no pattern, a text");
 });
 
+test("what all names begin with is left out, and two parts of each are left", () => {
+  const prefixOf = (...names) => sharedPrefix(names.map((name) => ({ name })));
+  assert.equal(prefixOf("diffusion_model.blocks.0", "diffusion_model.blocks.11", "(outside the blocks)"), "diffusion_model.");
+  assert.equal(prefixOf("diffusion_model.double.0", "diffusion_model.single.0"), "diffusion_model.");
+  const units = ["input.1.1.blocks.0", "middle.1.blocks.0"].map((name) => `diffusion_model.${name}`);
+  assert.equal(prefixOf(...units), "diffusion_model.");
+  assert.equal(prefixOf("blocks.0", "blocks.1"), "");
+  assert.equal(prefixOf("a.b.0", "c.d.0"), "");
+  assert.equal(prefixOf("(outside the blocks)"), "");
+  assert.equal(prefixOf("", "x"), "");
+  assert.equal(prefixOf(), "");
+});
+
 test("a layer is told whole", () => {
   const one = layerOf(layer(3, "mapped", { resident_bytes: 400, locked_bytes: 2048 }));
   const text = layerText(t, one, "m", "u");
@@ -142,6 +155,8 @@ test("receipts are told in bytes", () => {
   assert.deepEqual([failed.severity, failed.text], ["warn", "Not all of the card was."]);
   const woken = { ok: true, seconds: 1, models: [{ changed: true, before: held(0), after: held(2 ** 30) }] };
   assert.equal(receiptText(t, "wake", woken, state).text, "1.00 GiB are on the card again, after 1.00 s.");
+  const cpu = { ...state, device: { type: "cpu" } };
+  assert.equal(receiptText(t, "wake", woken, cpu).text, "1.00 GiB of RAM are in use again, after 1.00 s.");
   assert.equal(receiptText(t, "wake", { ok: true, models: [] }, state).text, "Nothing was asleep.");
   assert.equal(receiptText(t, "budget", { applied: "now" }, state).text, "The new budget is in force.");
 });

@@ -48,7 +48,7 @@ export class ModelCard {
     setText(this.about, aboutText(t, model));
     setText(this.problem, model.problem);
     setHidden(this.problem, !model.problem);
-    this.updateFacts(model, t(state.device.type === "cpu" ? "card.device.cpu" : "card.device"));
+    this.updateFacts(model);
     this.updateLayers(model);
     this.updateButtons(state, model);
     this.editor?.update(model, whyNoOrders(state), state.busy);
@@ -60,17 +60,17 @@ export class ModelCard {
     setAttribute(this.wake, "aria-label", t("action.of", { action: this.wake.textContent, name: model.name }));
   }
 
-  updateFacts(model, deviceWord) {
+  updateFacts(model) {
     const t = this.t;
     const [device, host, courier] = this.facts;
     if (!model.ours) {
       const held = { device: sizeText(model.held.device), host: sizeText(model.held.host) };
-      showFact(device, deviceWord, held.device);
+      showFact(device, t("card.device"), held.device);
       showFact(host, t("card.host"), held.host);
       showFact(courier, "", "");
       return;
     }
-    showFact(device, deviceWord, deviceText(t, model));
+    showFact(device, t("card.device"), deviceText(t, model));
     showFact(host, t("card.host"), againstText(t, model.measured.host, model.budgets.host));
     showFact(courier, t("card.courier"), courierText(t, model));
   }

@@ -1,7 +1,8 @@
 // When the server is asked: while the panel is open and its page visible, seldom, one request at a
-// time. Events make it quick; it is right without them.
+// time. Events make it quick; it is right without them. A page whose panel is closed has badges still:
+// it asks once for each change that an event tells it of and does not tell it whole.
 import { CourierError, KINDS } from "./client.js";
-import { initialState, withEvent, withFailure, withStatus } from "./state.js";
+import { initialState, isUnsettled, withEvent, withFailure, withStatus } from "./state.js";
 
 const REREAD_SECONDS = 0.7;
 export const STATUS_EVENT = "courier.status";
@@ -18,8 +19,9 @@ export class Feed {
     this.state = initialState();
     this.timer = null;
     this.dueAt = 0;
-    this.reading = null;
-    this.isStale = true;
+    this.reading = null; // how to break it off, whether it was owed, the last event meanwhile
+    // Something has changed that was not read: that is owed to the badges too, who looks or not.
+    this.isOwed = false;
     this.onEvent = (event) => this.take(event.detail);
     this.onBreak = () => this.put(withFailure(this.state, new CourierError(KINDS.OFFLINE, "")));
     this.onBack = () => this.read(true);
@@ -48,28 +50,46 @@ export class Feed {
 
   /**
    * Read everything now; once more if that is being done already. Nothing while nobody looks, but
-   * for `force`: once, for the badges.
+   * for `force`: once, for the badges; of a hidden page when it is seen.
    */
   async read(force = false) {
-    this.isStale = true;
     const isHidden = this.page.visibilityState === "hidden";
-    if (this.reading !== null || isHidden || !(force || this.isWatched())) {
+    if (this.reading !== null || isHidden) {
+      this.isOwed ||= force || this.isWatched();
+      return;
+    }
+    if (!force && !this.isWatched()) {
       return;
     }
     this.clear();
-    const reading = new AbortController();
+    const reading = { breaker: new AbortController(), wasOwed: force || this.isOwed, event: null };
     this.reading = reading;
-    this.isStale = false;
-    const state = await this.readOnce(reading.signal);
+    this.isOwed = false;
+    let state = await this.readOnce(reading.breaker.signal);
     if (this.reading !== reading) {
       return; // it was broken off meanwhile
     }
     this.reading = null;
-    // Before anything is drawn: a fault there must not be the last look.
-    if (this.isActive) {
-      this.schedule(this.isStale ? REREAD_SECONDS : this.pollSeconds());
+    if (reading.event !== null && state.link === "live") {
+      // The answer may be older, and would undo what the event told; if it is newer, another event
+      // is on its way.
+      const [told, reread] = withEvent(state, reading.event, this.clock.now());
+      state = told;
+      this.isOwed ||= reread;
     }
+    this.isOwed ||= isUnsettled(state);
+    // Before anything is drawn: a fault there must not be the last look.
+    this.plan();
     this.put(state);
+  }
+
+  /** The next reading: what is owed soon, whoever looks; otherwise while somebody does. */
+  plan() {
+    if (this.isOwed && this.page.visibilityState !== "hidden") {
+      this.schedule(REREAD_SECONDS);
+    } else if (this.isActive) {
+      this.schedule(this.pollSeconds());
+    }
   }
 
   /** The state after one reading, whatever came of it. */
@@ -89,18 +109,19 @@ export class Feed {
   /** An event came. Where nobody sees the page, it is looked at when somebody does. */
   take(event) {
     if (this.page.visibilityState === "hidden") {
-      this.isStale = true;
+      this.isOwed = true;
       return;
     }
     const [state, reread] = withEvent(this.state, event, this.clock.now());
     if (state !== this.state) {
       this.put(state);
     }
-    if (reread) {
-      this.isStale = true;
-      if (this.isActive && this.reading === null) {
-        this.schedule(REREAD_SECONDS);
-      }
+    if (this.reading !== null) {
+      this.reading.event = event;
+      this.isOwed ||= reread;
+    } else if (reread) {
+      this.isOwed = true;
+      this.plan();
     }
   }
 
@@ -124,14 +145,17 @@ export class Feed {
     this.dueAt = dueAt;
     this.timer = this.clock.set(() => {
       this.timer = null;
-      this.read();
+      this.read(this.isOwed);
     }, seconds);
   }
 
+  /** Nobody looks at the panel any more; the badges may be owed a reading still. */
   rest() {
     this.clear();
-    this.reading?.abort();
+    this.isOwed ||= this.reading?.wasOwed === true;
+    this.reading?.breaker.abort();
     this.reading = null;
+    this.plan();
   }
 
   clear() {

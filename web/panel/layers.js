@@ -29,10 +29,16 @@ export function layerText(t, layer, placementLetter, activityLetter) {
   });
 }
 
-/** The last part of a long name, which is what differs: "blocks.12". */
-export function shortName(name) {
-  const parts = name.split(".");
-  return parts.length > 2 ? parts.slice(-2).join(".") : name;
+/**
+ * What all names begin with, whole parts with their dots: "diffusion_model." Two parts of each name are
+ * left, which say what it is: "blocks.12". Names that are none ("(outside the blocks)") have no say.
+ */
+export function sharedPrefix(layers) {
+  const names = layers.map((layer) => layer.name.split(".")).filter((parts) => parts[0][0] !== "(");
+  const most = Math.min(...names.map((parts) => parts.length - 2));
+  const [first = []] = names;
+  const differs = first.findIndex((part, index) => index >= most || names.some((parts) => parts[index] !== part));
+  return first.slice(0, Math.max(0, differs)).map((part) => `${part}.`).join("");
 }
 
 export const COLUMNS = ["name", "size", "resident", "placement", "dtype", "reason"];

@@ -62,6 +62,8 @@ export class MachineView {
     const t = this.t;
     const name = t(`machine.${key}`);
     setText(row.name, name);
+    setText(row.help, key === "cpu" ? t("machine.cpu.help") : "");
+    setHidden(row.help, key !== "cpu");
     setHidden(row.track, total === null);
     setHidden(row.key, total === null);
     if (total === null) {
@@ -114,8 +116,9 @@ function makeBar() {
   const keys = [0, 1, 2].map(() => makeKey("courier-swatch"));
   const budget = makeKey("courier-swatch courier-of-line");
   const key = make("div", "courier-bar-key", {}, ...[...keys, budget].map((item) => item.element));
-  const element = make("div", "courier-bar-row", {}, head, track, key);
-  return { element, name, figures, track, parts, line, key, keys, budget };
+  const help = make("p", "courier-help");
+  const element = make("div", "courier-bar-row", {}, head, track, key, help);
+  return { element, help, name, figures, track, parts, line, key, keys, budget };
 }
 
 function makeKey(className) {

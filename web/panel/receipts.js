@@ -28,12 +28,13 @@ function sleepText(t, receipt, state) {
   return others > 0 ? t("toast.freed.others", { text, others: sizeText(others) }) : `${text}.`;
 }
 
-function wakeText(t, receipt) {
+function wakeText(t, receipt, state) {
   if (!changed(receipt).length) {
     return t("toast.woken.none");
   }
   const device = Math.max(0, -given(receipt, "device_bytes"));
-  return t("toast.woken", { device: sizeText(device), seconds: secondsText(receipt.seconds) });
+  const key = state.device.type === "cpu" ? "toast.woken.ram" : "toast.woken";
+  return t(key, { device: sizeText(device), seconds: secondsText(receipt.seconds) });
 }
 
 function budgetText(t, receipt) {

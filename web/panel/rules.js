@@ -2,6 +2,7 @@
 import { isAsleep, stateOf } from "./state.js";
 
 const MOVING = new Set(["falling", "waking"]);
+const ORDERS = new Set(["why.order", "why.waits"]);
 
 /** Whether orders reach the server at all. */
 export function whyNoOrders(state) {
@@ -11,7 +12,10 @@ export function whyNoOrders(state) {
   if (state.isOld) {
     return "why.old";
   }
-  return state.orders.length ? "why.order" : "";
+  if (!state.orders.length) {
+    return "";
+  }
+  return state.orders.every((order) => order.waits) ? "why.waits" : "why.order";
 }
 
 /** What to say about all orders: why there are none, or what they wait for. */
@@ -23,7 +27,7 @@ export function wordOnOrders(state) {
 /** A budget may be tried while orders wait, and while a prompt runs. */
 export function whyNoBudget(state) {
   const why = whyNoOrders(state);
-  return why === "why.order" ? "" : why;
+  return ORDERS.has(why) ? "" : why;
 }
 
 export function whyNoSleep(state, model) {

@@ -8,6 +8,7 @@ const ACTIVITIES = { ".": "absent", l: "loading", y: "ready", u: "in use", g: "r
 const PLACEMENT_LETTERS = invert(PLACEMENTS);
 const ACTIVITY_LETTERS = invert(ACTIVITIES);
 const IN_FLIGHT = new Set(["l", "u", "y", "g"]);
+const MOVING = new Set(["falling", "waking"]);
 const RATE_FORGETS_SECONDS = 2;
 const CANNOT_LOCK = "pages cannot be locked: ";
 
@@ -26,8 +27,7 @@ export function initialState() {
     notes: [],
     models: [],
     orders: [],
-    ordersDone: null,
-    loaded: null,
+    marks: null, // of the last event: what changes with things that an event does not tell
     busy: false,
   };
 }
@@ -45,16 +45,19 @@ export function withStatus(state, status, list, now) {
     throw new CourierError(KINDS.GARBAGE, "no status");
   }
   const entries = new Map((list?.models ?? []).map((entry) => [text(entry?.id), entry]));
-  const before = new Map(state.models.map((model) => [model.id, model]));
+  const restarted = state.hasRead && state.bootId !== status.boot_id;
+  // Another process begins its numbers anew: nothing of the one before is comparable.
+  const known = restarted ? [] : state.models;
+  const before = new Map(known.map((model) => [model.id, model]));
   const ours = status.models.map((raw) => {
     const id = text(raw?.id);
     return courierModel(raw, entries.get(id), before.get(id), now);
   });
-  const known = new Set(ours.map((model) => model.id));
-  const others = [...entries.values()].filter((entry) => !known.has(text(entry.id)));
-  const restarted = state.hasRead && state.bootId !== status.boot_id;
+  const ids = new Set(ours.map((model) => model.id));
+  const others = [...entries.values()].filter((entry) => !ids.has(text(entry.id)));
   return {
     ...state,
+    marks: restarted ? null : state.marks,
     link: "live",
     problem: "",
     isOld: list === null,
@@ -78,8 +81,18 @@ export function withFailure(state, error) {
 }
 
 /**
+ * Whether the last reading saw something on its way to another rest. An order that waits is none: it
+ * may wait for long, and says so when it begins.
+ */
+export function isUnsettled(state) {
+  const isMoving = (model) => MOVING.has(stateOf(model));
+  return state.link === "live" && (state.orders.some((order) => !order.waits) || state.models.some(isMoving));
+}
+
+/**
  * The state after an event, and whether something changed that the event does not tell, so that
- * the status has to be read again: `[state, reread]`.
+ * the status has to be read again: `[state, reread]`. The first event, of the server or of a model,
+ * has nothing to be compared with: what it leaves out may have changed since the reading.
  */
 export function withEvent(state, event, now) {
   if (!state.hasRead || event?.boot_id !== state.bootId || !Array.isArray(event.models)) {
@@ -88,20 +101,18 @@ export function withEvent(state, event, now) {
   const told = new Map(event.models.map((model) => [model.id, model]));
   const ours = state.models.filter((model) => model.ours);
   let reread = ours.length !== told.size || ours.some((model) => !told.has(model.id));
-  reread ||= state.ordersDone !== null && event.orders_done !== state.ordersDone;
-  reread ||= state.loaded !== null && event.loaded !== state.loaded;
+  const marks = JSON.stringify([event.orders_done, event.loaded, event.asleep]);
+  reread ||= marks !== state.marks || state.link !== "live";
   const models = state.models.map((model) => {
     const news = told.get(model.id);
     if (news === undefined || !fits(model, news)) {
       reread ||= news !== undefined;
       return model;
     }
-    reread ||= model.plan !== null && news.plan !== model.plan;
+    reread ||= news.plan !== model.plan;
     return withNews(model, news, now);
   });
-  const orders = ordersOf(event);
-  const { orders_done: ordersDone, loaded, busy } = event;
-  const next = { ...state, models, orders, ordersDone, loaded, busy: busy === true };
+  const next = { ...state, models, marks, orders: ordersOf(event), busy: event.busy === true };
   return [{ ...next, link: "live", problem: "" }, reread];
 }
 
@@ -252,16 +263,28 @@ function fits(model, news) {
 }
 
 function withNews(model, news, now) {
+  const measured = memoryOf(object(news.measured));
   return {
     ...model,
+    layers: layersAfter(model, news.placements, measured.device),
     engine: text(news.state),
     rest: text(news.rest),
     placements: news.placements,
     activity: news.activity,
     plan: number(news.plan),
-    measured: memoryOf(object(news.measured)),
+    measured,
     ...trafficOf(news.traffic, model, now),
   };
+}
+
+/**
+ * An event has no bytes of layers. What left the card has none there, until the next reading says how
+ * many: not those of before, which would show it full.
+ */
+function layersAfter({ layers, placements }, letters, deviceBytes) {
+  const left = (index) => letters[index] !== "r" && (placements[index] === "r" || deviceBytes === 0);
+  const isSame = layers.every((layer, index) => layer.resident === 0 || !left(index));
+  return isSame ? layers : layers.map((layer, index) => (left(index) ? { ...layer, resident: 0 } : layer));
 }
 
 /** Counters, and the bytes a second between this look and those before. */

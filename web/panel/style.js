@@ -187,18 +187,35 @@ export const CSS = `
 .courier-is-active { outline: 2px solid var(--courier-text); outline-offset: 1px; }
 .courier-key .courier-cell { width: 12px; height: 12px; flex: none; }
 
-.courier-table-view { display: flex; flex-direction: column; gap: 6px; }
+.courier-table-view { container: courier-table / inline-size; display: flex; flex-direction: column; gap: 6px; }
 .courier-search { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; }
 .courier-search .courier-input { flex: 1 1 120px; }
-.courier-table-frame { max-height: 360px; overflow: auto; border: 1px solid var(--courier-line); border-radius: 6px; }
+.courier-table-frame {
+  max-height: 360px; overflow: auto; border: 1px solid var(--courier-line); border-radius: 6px;
+  background: var(--bg-color, Canvas);
+}
 .courier-table { width: 100%; border-collapse: collapse; font-size: 12px; overflow-wrap: normal; }
-.courier-table th, .courier-table td { padding: 3px 8px; text-align: left; vertical-align: top; font-weight: 400; white-space: nowrap; }
-.courier-table thead th { position: sticky; top: 0; z-index: 1; padding: 0; background: var(--bg-color, Canvas); }
+.courier-table th, .courier-table td { padding: 3px 6px; text-align: left; vertical-align: top; font-weight: 400; }
+.courier-table thead th { position: sticky; top: 0; z-index: 2; padding: 0; background: var(--bg-color, Canvas); }
 .courier-table tbody tr { content-visibility: auto; contain-intrinsic-size: auto 24px; }
-.courier-table tbody tr:nth-child(odd) { background: var(--courier-raised); }
-.courier-table .courier-of-size, .courier-table .courier-of-resident { text-align: right; font-variant-numeric: tabular-nums; }
-.courier-table .courier-of-reason { min-width: 220px; white-space: normal; }
-.courier-sort { width: 100%; padding: 3px 8px; border: 0; border-radius: 0; background: transparent; color: inherit; text-align: left; font-weight: 600; }
+.courier-table tbody tr { background: var(--courier-row, transparent); }
+.courier-table tbody tr:nth-child(odd) { --courier-row: var(--courier-raised); }
+.courier-table .courier-of-name {
+  position: sticky; left: 0; z-index: 1; min-width: 64px; overflow-wrap: anywhere;
+  background: linear-gradient(var(--courier-row, transparent) 0 0), var(--bg-color, Canvas);
+}
+.courier-table thead .courier-of-name { z-index: 3; }
+.courier-table .courier-of-size, .courier-table .courier-of-resident { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.courier-table .courier-of-reason { min-width: 120px; }
+.courier-below { display: none; color: color-mix(in srgb, var(--courier-soft) 50%, var(--courier-text)); font-size: 11px; }
+@container courier-table (max-width: 519px) {
+  .courier-table :is(.courier-of-size, .courier-of-dtype, .courier-of-reason) { display: none; }
+  .courier-below { display: block; }
+}
+@container courier-table (max-width: 229px) {
+  .courier-table .courier-of-resident { display: none; }
+}
+.courier-sort { width: 100%; padding: 3px 6px; border: 0; border-radius: 0; background: transparent; color: inherit; text-align: left; font-weight: 600; }
 th[aria-sort="ascending"] .courier-sort::after { content: " \\2191"; }
 th[aria-sort="descending"] .courier-sort::after { content: " \\2193"; }
 

@@ -1,6 +1,6 @@
 // The layers as a table: searched, sorted, and changed in place.
 import { freshId, make, makeButton, setAttribute, setHidden, setText } from "./dom.js";
-import { COLUMNS, chooseRows, placementText } from "./layers.js";
+import { COLUMNS, chooseRows, placementText, sharedPrefix } from "./layers.js";
 import { percentText, sizeText } from "./units.js";
 
 export class LayerTable {
@@ -11,7 +11,7 @@ export class LayerTable {
     this.model = null;
     this.rows = [];
     this.order = "";
-    this.searchText = "";
+    this.prefix = "";
     const id = freshId("search");
     this.search = make("input", "courier-input", { type: "search", id, autocomplete: "off" });
     this.search.spellcheck = false;
@@ -32,7 +32,7 @@ export class LayerTable {
 
   makeHead(column) {
     const button = makeButton("courier-sort", () => this.sortBy(column));
-    return { button, cell: make("th", "", { scope: "col" }, button) };
+    return { button, cell: make("th", `courier-of-${column}`, { scope: "col" }, button) };
   }
 
   sortBy(column) {
@@ -52,6 +52,9 @@ export class LayerTable {
     setAttribute(this.scroller, "aria-label", t("table.label", { name: model.name }));
     const before = this.model;
     this.model = model;
+    const prefix = model.layers === before?.layers ? this.prefix : sharedPrefix(model.layers);
+    const isPrefixSame = prefix === this.prefix;
+    this.prefix = prefix;
     if (before === null || before.layers.length !== model.layers.length) {
       this.rows = model.layers.map(() => makeRow());
       this.order = "";
@@ -59,8 +62,8 @@ export class LayerTable {
     model.layers.forEach((layer, index) => {
       const letters = model.placements[index] + model.activity[index];
       const row = this.rows[index];
-      if (row.layer !== layer || row.letters !== letters) {
-        fillRow(row, t, layer, letters);
+      if (row.layer !== layer || row.letters !== letters || !isPrefixSame) {
+        fillRow(row, t, layer, letters, prefix);
       }
     });
     this.refresh();
@@ -84,23 +87,40 @@ export class LayerTable {
   }
 }
 
+/**
+ * Where the panel is narrow, some columns are not there; what they hold stands below the name and the
+ * placement instead.
+ */
 function makeRow() {
   const cells = COLUMNS.map((column) =>
     make(column === "name" ? "th" : "td", `courier-of-${column}`, column === "name" ? { scope: "row" } : {}),
   );
-  return { element: make("tr", "", {}, ...cells), cells, layer: null, letters: "" };
+  const texts = cells.map((cell) => cell);
+  const below = ["size", "dtype", "reason"].map((column) => make("span", `courier-below courier-below-${column}`));
+  for (const [column, parts] of [["name", below.slice(0, 2)], ["placement", below.slice(2)]]) {
+    const index = COLUMNS.indexOf(column);
+    texts[index] = make("span");
+    cells[index].append(texts[index], ...parts);
+  }
+  const element = make("tr", "", {}, ...cells);
+  return { element, name: cells[0], texts: [...texts, ...below], layer: null, letters: "" };
 }
 
-function fillRow(row, t, layer, letters) {
+function fillRow(row, t, layer, letters, prefix) {
+  const [size, dtypes] = [sizeText(layer.bytes), layer.dtypes.join(" + ")];
   const texts = [
-    layer.name,
-    sizeText(layer.bytes),
+    layer.name.startsWith(prefix) ? layer.name.slice(prefix.length) : layer.name,
+    size,
     letters[0] === "r" ? "100 %" : percentText(layer.resident, layer.bytes),
     placementText(t, layer, letters[0], letters[1]),
-    layer.dtypes.join(" + "),
+    dtypes,
+    layer.reason,
+    size,
+    dtypes,
     layer.reason,
   ];
-  texts.forEach((text, index) => setText(row.cells[index], text));
+  texts.forEach((text, index) => setText(row.texts[index], text));
+  setAttribute(row.name, "title", layer.name);
   row.layer = layer;
   row.letters = letters;
 }

@@ -47,7 +47,6 @@ export class OrderView {
     this.text = make("p", "courier-order-text", { role: "status" });
     this.bar = make("progress", "courier-progress");
     this.cancel = makeButton("courier-is-quiet", () => actions.cancel());
-    setButton(this.cancel, t("action.cancel"));
     this.element = make("div", "courier-order", {}, this.text, this.bar, this.cancel);
   }
 
@@ -62,13 +61,15 @@ export class OrderView {
     const isKnown = order.total > 0;
     setAttribute(this.bar, "max", isKnown ? order.total : null);
     setAttribute(this.bar, "value", isKnown ? order.done : null);
+    // Of an order that waits nothing was done, so that there is nothing to undo.
+    setText(this.cancel, this.t(order.waits ? "action.withdraw" : "action.cancel"));
     setAttribute(this.cancel, "aria-disabled", order.cancelled ? "true" : null);
   }
 }
 
 function orderText(t, order) {
   if (order.cancelled) {
-    return t("order.cancelled");
+    return t(order.waits ? "order.withdrawn" : "order.cancelled");
   }
   if (order.waits) {
     return wordOr(t, "order.waits", order.action);

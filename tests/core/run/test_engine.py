@@ -240,6 +240,28 @@ def test_load_with_another_budget_leaves_what_already_fits(
         assert tiny.is_exact()
 
 
+def test_the_peak_is_one_under_the_budget_in_force_and_outlasts_an_unload(
+    make_tiny: Callable[..., Any],
+    engine_over: Callable[..., LayerEngine],
+    sizes: Callable[..., Any],
+    backend: DeviceBackend,
+) -> None:
+    engine = engine_over(make_tiny(5), backend)
+    size = sizes(engine)
+    small = Budget(size.base_bytes + 2 * size.layer_bytes, 0)
+    for limit in (None, small.device_bytes, small.device_bytes + size.layer_bytes):
+        planned = engine.load(Budget(limit, 0))
+        assert engine.snapshot().memory.device_peak_bytes == planned.device_bytes
+    engine.load(small)
+    engine.unload()
+    assert 0 < engine.snapshot().memory.device_peak_bytes <= small.device_bytes
+    engine.load(small)
+    # A plan for a larger figure serves a smaller one as well where it fits that.
+    held = engine.snapshot().memory.device_bytes
+    engine.load(Budget(held, 0))
+    assert engine.snapshot().memory.device_peak_bytes == held
+
+
 @pytest.mark.parametrize("after", PLANS)
 @pytest.mark.parametrize("before", PLANS)
 def test_going_from_plan_to_plan_never_holds_more_than_the_larger_of_them(
