@@ -57,6 +57,9 @@ class Host(Protocol):
     def place(self) -> str:
         """What sentences call the device's memory."""
 
+    def is_ram(self) -> bool:
+        """Whether the device's memory is the host's own."""
+
 
 class SleepService:
     """Answers ``ModelControl``. Threads: any; see SleepController."""
@@ -70,7 +73,9 @@ class SleepService:
         self.last_order: dict[str, Any] | None = None
         """The receipt of the last order, or of its failure; None before the first."""
         self.under_way = OrderList()
-        self.controller = SleepController(host.sleepers, host.measure, host.foreign, host.place())
+        self.controller = SleepController(
+            host.sleepers, host.measure, host.foreign, host.place(), host.is_ram()
+        )
 
     def is_busy(self) -> bool:
         """See ModelControl."""

@@ -135,9 +135,12 @@ class ComfyHost:
         )
 
     def place(self) -> str:
-        """Of a CPU, the device's memory is RAM."""
-        is_cpu = comfy.model_management.get_torch_device().type == "cpu"
-        return "device memory (here RAM: ComfyUI runs on the CPU)" if is_cpu else "the card"
+        """What the device's memory is called."""
+        return "RAM (ComfyUI runs on the CPU)" if self.is_ram() else "the card"
+
+    def is_ram(self) -> bool:
+        """Whether the device's memory is the host's own."""
+        return str(comfy.model_management.get_torch_device().type) == "cpu"
 
     def foreign(self) -> Sequence[str]:
         """On a device: what the driver counts and none of the models holds."""

@@ -111,13 +111,11 @@ class CoreSleeper:
         return ""
 
     def held(self) -> Held:
-        """By the core's own count; on a device without memory of its own, nothing counts."""
+        """By the core's own count."""
         patcher = self._living()
         if patcher is None:
             return _NOT_LOADED
         size, loaded = int(patcher.model_size()), int(patcher.loaded_size())
-        if patcher.load_device.type == "cpu":
-            return Held(loaded, copied_bytes=0)
         return Held(loaded, copied_bytes=max(0, size - loaded))
 
     def kept(self) -> tuple[str, ...]:

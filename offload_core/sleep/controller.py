@@ -54,6 +54,7 @@ class SleepController:
         measure: Callable[[], MachineRecord],
         foreign: Callable[[], Sequence[str]] = tuple,
         place: str = "the card",
+        is_ram: bool = False,
     ) -> None:
         """
         Args:
@@ -61,11 +62,13 @@ class SleepController:
             measure: the machine now.
             foreign: memory that no order can free, in words.
             place: what sentences call the device's memory.
+            is_ram: it is the host's own: what leaves it and stays in RAM gives nothing back.
         """
         self._roster = roster
         self._measure = measure
         self._foreign = foreign
         self._place = place
+        self._is_ram = is_ram
         self._turn = threading.RLock()
         self._rests: dict[str, _Rest] = {}
 
@@ -231,7 +234,7 @@ class SleepController:
             text = f"{action} failed at {at}: {error}. "
             text += " ".join(problems) or "Everything is as it was."
             raise OrderError(text, not problems, receipt(False, text)) from error
-        return _with_result(receipt(True, ""), self._place)
+        return _with_result(receipt(True, ""), self._place, self._is_ram)
 
     def _undo(
         self,
@@ -287,11 +290,11 @@ def _error_of(call: Callable[[Sleeper], None], sleeper: Sleeper) -> Exception | 
     return None
 
 
-def _with_result(receipt: Receipt, place: str) -> Receipt:
+def _with_result(receipt: Receipt, place: str, is_ram: bool) -> Receipt:
     """The same with its sentence, and no "ok" where nothing came of it."""
     changed = [model for model in receipt.models if model.changed]
     if receipt.action == "wake":
-        return replace(receipt, ok=True, message=_woken_text(changed, receipt, place))
+        return replace(receipt, ok=True, message=_woken_text(changed, receipt, place, is_ram))
     if not changed:
         asleep = _count([m for m in receipt.models if m.level], "sleeps", "sleep")
         text = f"Nothing was awake: nothing was given back. {asleep}."
@@ -301,9 +304,11 @@ def _with_result(receipt: Receipt, place: str) -> Receipt:
     left = [model.name for model in changed if model.after.device_bytes]
     measured = _given_back(receipt)
     counted = "" if measured is None else f" (its driver counts {size_text(max(0, measured))})"
+    given = f"{size_text(device)} of {place}{counted} and {size_text(max(0, host))} held in RAM"
+    if is_ram:
+        given = f"{size_text(max(0, device + host))} of {place}"
     text = (
-        f"{_count(changed, 'sleeps', 'sleep')}: {size_text(device)} of {place}{counted} and "
-        f"{size_text(max(0, host))} held in RAM were given back in {receipt.seconds:.2f} s."
+        f"{_count(changed, 'sleeps', 'sleep')}: {given} were given back in {receipt.seconds:.2f} s."
     )
     if left:
         text = f"{text} Not all of {place} was: {', '.join(left)}."
@@ -320,10 +325,12 @@ def _given_back(receipt: Receipt) -> int | None:
     return None if before is None or after is None else before - after
 
 
-def _woken_text(changed: Sequence[ModelReceipt], receipt: Receipt, place: str) -> str:
+def _woken_text(changed: Sequence[ModelReceipt], receipt: Receipt, place: str, is_ram: bool) -> str:
     if not changed:
         return "Nothing was asleep."
     device = sum(model.after.device_bytes - model.before.device_bytes for model in changed)
+    if is_ram:
+        device += sum(model.after.host_bytes - model.before.host_bytes for model in changed)
     are = _count(changed, "is awake", "are awake")
     return f"{are}: {size_text(max(0, device))} of {place} in {receipt.seconds:.2f} s."
 

@@ -72,6 +72,9 @@ class Host:
     def place(self) -> str:
         return "the device"
 
+    def is_ram(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def module(pack: Any) -> Any:

@@ -157,6 +157,11 @@ test("receipts are told in bytes", () => {
   assert.equal(receiptText(t, "wake", woken, state).text, "1.00 GiB are on the card again, after 1.00 s.");
   const cpu = { ...state, device: { type: "cpu" } };
   assert.equal(receiptText(t, "wake", woken, cpu).text, "1.00 GiB of RAM are in use again, after 1.00 s.");
+  // ComfyUI's own models stay in RAM: there is no other place that they could leave.
+  const [used, shelved] = [{ device_bytes: 2 ** 30, copied_bytes: 0 }, { device_bytes: 0, copied_bytes: 2 ** 30 }];
+  const moved = (before, after) => ({ ok: true, seconds: 1, models: [{ changed: true, before, after }] });
+  assert.equal(receiptText(t, "sleep", moved(used, shelved), cpu).text, "Freed 0 B of RAM in 1.00 s.");
+  assert.equal(receiptText(t, "wake", moved(shelved, used), cpu).text, "0 B of RAM are in use again, after 1.00 s.");
   assert.equal(receiptText(t, "wake", { ok: true, models: [] }, state).text, "Nothing was asleep.");
   assert.equal(receiptText(t, "budget", { applied: "now" }, state).text, "The new budget is in force.");
 });

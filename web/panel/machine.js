@@ -17,7 +17,7 @@ export function barsOf(state) {
   }
   const isCpu = device.type === "cpu";
   const us = usage.host + (isCpu ? usage.device : 0);
-  const core = isCpu ? usage.coreDevice : 0;
+  const core = isCpu ? usage.coreDevice + usage.coreHost : 0;
   const budget = isCpu ? bothBudgets(state.models) : budgetLine(state.models, "host");
   const total = isNumber(host.limit_bytes) ? Math.min(host.limit_bytes, host.total_bytes) : host.total_bytes;
   bars.push(bar(isCpu ? "cpu" : "host", total, host.available_bytes, us, core, budget));

@@ -13,15 +13,13 @@ export function receiptText(t, action, receipt, state) {
 
 function sleepText(t, receipt, state) {
   const device = given(receipt, "device_bytes");
-  const host = ["locked_bytes", "copied_bytes", "staging_bytes"]
-    .map((name) => given(receipt, name))
-    .reduce((total, bytes) => total + bytes, 0);
+  const host = givenOfHost(receipt);
   if (!changed(receipt).length) {
     return `${t("toast.freed.none")}.`;
   }
   const values = { device: sizeText(device), host: sizeText(host), seconds: secondsText(receipt.seconds) };
   if (state.device.type === "cpu") {
-    return `${t("toast.freed.ram", { ...values, device: sizeText(device + host) })}.`;
+    return `${t("toast.freed.ram", { ...values, device: sizeText(Math.max(0, device + host)) })}.`;
   }
   const text = t(host > 0 ? "toast.freed" : "toast.freed.card", values);
   const others = othersOf(receipt, state);
@@ -32,9 +30,11 @@ function wakeText(t, receipt, state) {
   if (!changed(receipt).length) {
     return t("toast.woken.none");
   }
-  const device = Math.max(0, -given(receipt, "device_bytes"));
-  const key = state.device.type === "cpu" ? "toast.woken.ram" : "toast.woken";
-  return t(key, { device: sizeText(device), seconds: secondsText(receipt.seconds) });
+  const isRam = state.device.type === "cpu";
+  // What moved from one part of RAM to another is not in use anew.
+  const taken = -given(receipt, "device_bytes") - (isRam ? givenOfHost(receipt) : 0);
+  const values = { device: sizeText(Math.max(0, taken)), seconds: secondsText(receipt.seconds) };
+  return t(isRam ? "toast.woken.ram" : "toast.woken", values);
 }
 
 function budgetText(t, receipt) {
@@ -49,6 +49,12 @@ function changed(receipt) {
 function given(receipt, name) {
   const bytes = (held) => (isNumber(held?.[name]) ? held[name] : 0);
   return changed(receipt).reduce((sum, model) => sum + bytes(model.before) - bytes(model.after), 0);
+}
+
+function givenOfHost(receipt) {
+  return ["locked_bytes", "copied_bytes", "staging_bytes"]
+    .map((name) => given(receipt, name))
+    .reduce((total, bytes) => total + bytes, 0);
 }
 
 /** What the driver counts and no model of this ComfyUI holds. */

@@ -193,6 +193,7 @@ export function usageOf(state) {
     device: sum(ours, (model) => model.measured.device),
     host: sum(ours, (model) => model.measured.host),
     coreDevice: sum(core, (model) => model.held.device),
+    coreHost: sum(core, (model) => model.held.host),
   };
 }
 

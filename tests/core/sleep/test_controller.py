@@ -117,6 +117,28 @@ def test_all_sleep_and_the_set_that_slept_wakes(level: int) -> None:
     assert levels(roster) == [None] * 3
 
 
+@dataclass
+class Shelved(Bed):
+    """As ComfyUI's own models are: asleep, their weights are in RAM."""
+
+    def held(self) -> Held:
+        return Held(8 * MIB) if self.level is None else Held(0, copied_bytes=8 * MIB)
+
+
+def test_what_goes_from_ram_to_ram_gives_nothing_back() -> None:
+    roster = [Bed("a"), Shelved("b")]
+    words = {"place": "RAM", "is_ram": True}
+    controller = control(roster, **words)
+    assert controller.sleep(level=2).message.startswith("2 models sleep: 12.00 MiB of RAM were")
+    assert controller.wake().message.startswith("2 models are awake: 12.00 MiB of RAM in")
+    alone = control([Shelved("b")], **words)
+    assert alone.sleep().message.startswith("1 model sleeps: 0 B of RAM were given back")
+    on_a_card = control([*beds(1), Shelved("b")])
+    assert on_a_card.sleep().message.startswith(
+        "2 models sleep: 16.00 MiB of the card and 0 B held"
+    )
+
+
 def test_orders_repeat_without_harm_and_a_deeper_sleep_is_one_more_step() -> None:
     roster = beds(2)
     controller = control(roster)
