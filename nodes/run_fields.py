@@ -90,10 +90,15 @@ class Name:
         }
 
 
+DEEPEST = 100
+"""Levels of lists and objects within each other. ComfyUI copies what it queues, level by level, in
+the one thread that runs prompts; far deeper, and that thread ends."""
+
+
 @dataclass(frozen=True)
 class Document:
-    """A JSON object; what is in it is somebody else's to check. Where it is not required, ``null``
-    and left out are the same."""
+    """A JSON object; what is in it is somebody else's to check, but for how deep it is. Where it is
+    not required, ``null`` and left out are the same."""
 
     name: str
     doc: str
@@ -108,6 +113,8 @@ class Document:
             refuse_field(self.name, f"has to be an object, not {kind_text(value)}")
         if self.required and not value:
             refuse_field(self.name, "is empty")
+        if is_deeper_than(value, DEEPEST):
+            refuse_field(self.name, f"has more than {DEEPEST} levels of lists and objects")
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -115,3 +122,18 @@ class Document:
         if self.required:
             return {"type": "object", "minProperties": 1, "description": self.doc}
         return {"type": ["object", "null"], "default": None, "description": self.doc}
+
+
+def is_deeper_than(value: Any, levels: int) -> bool:
+    """Whether lists and objects are within each other more than so often."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for outer in layer
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not layer:
+            return False
+    return True

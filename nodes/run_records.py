@@ -90,8 +90,11 @@ class RunOrder:
         that was asked."""
         if not self.wake_before:
             return self.prompt
+        free = WAKE_NODE
+        while free in self.prompt:
+            free += "_"
         wake = {"class_type": "CourierWakeModel", "inputs": {}, "_meta": {"title": "Wake Model"}}
-        return {**self.prompt, WAKE_NODE: wake}
+        return {**self.prompt, free: wake}
 
 
 @dataclass(frozen=True)

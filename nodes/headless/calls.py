@@ -16,6 +16,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8188"
 ADDRESS_VARIABLE = "COURIER_SERVER"
 TOKEN_VARIABLE = "COURIER_TOKEN"
 _PREFIX = "/courier/v1/"
+_LONGEST_NUMBER = 18
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
     """
     try:
         body = json.loads(data) if data.strip() else None
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if 200 <= status < 300 and isinstance(body, dict):
         return body
@@ -208,7 +209,7 @@ class EventReader:
             return
         name, _, value = text.partition(":")
         value = value.removeprefix(" ")
-        if name == "id" and value.isdigit():
+        if name == "id" and value.isdigit() and len(value) <= _LONGEST_NUMBER:
             self._number = int(value)
         elif name == "event":
             self._kind = value
@@ -219,7 +220,7 @@ class EventReader:
 def _told_run(text: str) -> Run:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return Run.from_json(value)
 

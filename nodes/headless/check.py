@@ -86,6 +86,10 @@ def _look_at(search: _Search, node: Node, schema: NodeSchema) -> None:
         if is_link(value):
             search.faults += _link_faults(search, node, spec.name, spec.type, value)
             continue
+        if value is not None and spec.is_socket:
+            text = f"{spec.name} has to be a link to a {spec.type}, and is {_shown(value)}"
+            search.faults.append(node.fault(FaultKind.BAD_LINK, text, spec.name))
+            continue
         found, fault = value_fault(node, spec, without_wrapper(value))
         if fault is not None:
             search.faults.append(fault)

@@ -21,13 +21,12 @@ from .errors import (
     RefusedError,
     RunFailedError,
     UsageError,
-    not_understood,
 )
 from .interrupts import stop
 from .options import build_parser
-from .reports import plan_text, runs_text, status_text
+from .reports import plan_text, runs_text, status_text, told
 from .text import make_writable
-from .workflow_commands import check_command, convert_command, run_command
+from .workflow_commands import check_command, convert_command, in_turn, run_command
 
 _ASLEEP = "is asleep. Wake"
 """In what ComfyUI says of a model that sleeps; how to wake it from here is ours to say."""
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> int:
     """Run the command. Returns: its exit status; docs/headless.md."""
     make_writable()
     # As exceptions, so that a run is cancelled and a ComfyUI of ours ended on the way.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
         signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     try:
@@ -94,34 +93,29 @@ def _status(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client:
         status = client.status()
         models = client.models()
-    console.result({**status, "all_models": models}, _told(status_text, status, models))
+    console.result({**status, "all_models": models}, told(status_text, status, models))
     return 0
 
 
 def _sleep(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client, _order_of(client, console):
         receipt = client.sleep(options.models or None, options.level, options.when, options.on_use)
-    console.result(receipt, _told(_message, receipt))
+    console.result(receipt, told(_message, receipt))
     return 0
 
 
 def _wake(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client, _order_of(client, console):
         receipt = client.wake(options.models or None, options.when)
-    console.result(receipt, _told(_message, receipt))
+    console.result(receipt, told(_message, receipt))
     return 0
 
 
 def _message(receipt: Mapping[str, Any]) -> str:
-    return str(receipt["message"])
-
-
-def _told(text_of_answer: Callable[..., str], *answers: Any) -> str:
-    """An answer in words. Raises: RefusedError where it is not as this client knows it."""
-    try:
-        return text_of_answer(*answers)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise not_understood("JSON that has not the fields it should have") from None
+    message = receipt["message"]
+    if not isinstance(message, str):
+        raise TypeError(message)
+    return message
 
 
 @contextmanager
@@ -130,14 +124,15 @@ def _order_of(client: CourierClient, console: Console) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        console.note(f"cancelling the order: {client.cancel_orders()['message']}")
+        answer = in_turn(client.cancel_orders)
+        console.note(f"cancelling the order: {told(_message, answer)}")
         raise
 
 
 def _runs(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client:
         runs = client.runs()
-    console.result([dict(run.raw) for run in runs], runs_text(runs))
+    console.result([dict(run.raw) for run in runs], told(runs_text, runs))
     return 0
 
 

@@ -5,6 +5,7 @@ Results go to standard output, everything on the way to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -30,7 +31,7 @@ class Console:
         self.as_json = as_json
         self._quiet = quiet
         self._error = error or sys.stderr
-        self._is_terminal = self._error.isatty()
+        self._is_terminal = self._error is not None and self._error.isatty()
         self._bar = ""
         self._told: tuple[Any, ...] = ()
         self._told_at = 0.0
@@ -39,8 +40,7 @@ class Console:
         """Something on the way."""
         if not self._quiet:
             self.clear()
-            self._error.write(f"{plain(text)}\n")
-            self._error.flush()
+            self._say(f"{plain(text)}\n")
 
     def progress(self, run: Run) -> None:
         """Where a run is: the bar, or a line where it is somewhere else than before."""
@@ -53,15 +53,13 @@ class Console:
         now = time.monotonic()
         if place != self._told or now - self._told_at >= _LINE_SECONDS:
             self._told, self._told_at = place, now
-            self._error.write(f"{one_line(progress_text(run, with_bar=False))}\n")
-            self._error.flush()
+            self._say(f"{one_line(progress_text(run, with_bar=False))}\n")
 
     def clear(self) -> None:
         """Take the bar away."""
         if self._bar:
             self._draw("")
-            self._error.write("\r")
-            self._error.flush()
+            self._say("\r")
 
     def result(self, value: Any, text: str) -> None:
         """What the command was for."""
@@ -86,16 +84,24 @@ class Console:
                 self._complain(lost)
 
     def _complain(self, error: HeadlessError) -> None:
-        self._error.write(f"courier: {plain(str(error))}\n")
-        self._error.flush()
+        self._say(f"courier: {plain(str(error))}\n")
 
     def _draw(self, text: str) -> None:
-        self._error.write(f"\r{text.ljust(len(self._bar))}")
-        self._error.flush()
+        self._say(f"\r{text.ljust(len(self._bar))}")
         self._bar = text
+
+    def _say(self, text: str) -> None:
+        """What cannot be said is no reason to leave a run to itself."""
+        if self._error is None:
+            return  # Python has none where it was closed
+        with contextlib.suppress(OSError, ValueError):
+            self._error.write(text)
+            self._error.flush()
 
 
 def _write_out(text: str) -> None:
+    if sys.stdout is None:
+        raise HeadlessError("standard output is closed")
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

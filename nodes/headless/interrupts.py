@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
-def stop(*_: object) -> NoReturn:
-    """A handler: to be told to end is the same as Ctrl-C."""
-    raise KeyboardInterrupt
+_SAME_WISH_SECONDS = 0.3
+"""A terminal and a program that passes signals on make two of one Ctrl-C; the second must not end
+what the first has begun, which is to cancel."""
+_wished_at = -1.0
+
+
+def _is_new_wish() -> bool:
+    global _wished_at
+    now = time.monotonic()
+    is_new = now - _wished_at > _SAME_WISH_SECONDS
+    if is_new:
+        _wished_at = now
+    return is_new
+
+
+def stop(*_: object) -> None:
+    """A handler: to be told to end is the same as Ctrl-C. Raises: KeyboardInterrupt."""
+    if _is_new_wish():
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -27,6 +43,8 @@ def held_back() -> Iterator[list[int]]:
     asked: list[int] = []
 
     def ask(number: int, _: object) -> None:
+        if not _is_new_wish():
+            return
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt

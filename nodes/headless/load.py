@@ -63,6 +63,8 @@ def load_workflow(source: str) -> Workflow:
     Raises: WorkflowFileError with what is wrong and what to do.
     """
     if source == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise WorkflowFileError("standard input is closed")
         data = sys.stdin.buffer.read(MAX_PICTURE_BYTES + 1)
         return parse_workflow(data, "standard input")
     path = Path(source)

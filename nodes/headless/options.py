@@ -105,7 +105,11 @@ def _add_run(parser: Parser) -> None:
         "--sleep-after", type=int, nargs="?", const=1, default=0, choices=(1, 2), metavar="LEVEL",
         help="put all models to sleep afterwards, however it ends; 2 gives RAM back too",
     )  # fmt: skip
-    parser.add_argument("--on-use", choices=("refuse", "wake"), default="wake", help=_ON_USE)
+    parser.add_argument(
+        "--on-use",
+        choices=("refuse", "wake"),
+        help="what a prompt finds afterwards that needs one of them (default: wake)",
+    )
     parser.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="for the run itself")
     parser.add_argument("--save", metavar="FOLDER", help="put the pictures there")
     parser.add_argument("--no-wait", action="store_true", help="queue it and go")

@@ -83,7 +83,7 @@ class Run:
         """
         try:
             return cls._read(value)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             raise not_understood("something that is no run") from None
 
     @classmethod

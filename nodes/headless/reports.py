@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ...offload_core.values import size_text
+from .errors import not_understood
 from .records import Run
 from .text import one_line, table
+
+T = TypeVar("T")
+
+
+def told(tell: Callable[..., T], *answers: Any) -> T:
+    """What ``tell`` makes of answers. Raises: RefusedError where one is not as this client knows
+    it."""
+    try:
+        return tell(*answers)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+        raise not_understood("JSON that has not the fields it should have") from None
 
 
 def run_text(run: Run, saved: Sequence[str]) -> str:

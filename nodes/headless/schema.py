@@ -10,6 +10,12 @@ from .passing import fits
 
 _UPLOADS = ("image_upload", "video_upload", "audio_upload", "file_upload", "animated_image_upload")
 NUMBERS = ("INT", "FLOAT")
+_SOCKETS = frozenset((
+    "MODEL", "CLIP", "VAE", "CONDITIONING", "LATENT", "IMAGE", "MASK", "CONTROL_NET", "CLIP_VISION",
+    "CLIP_VISION_OUTPUT", "STYLE_MODEL", "UPSCALE_MODEL", "SAMPLER", "SIGMAS", "NOISE", "GUIDER",
+    "AUDIO", "VIDEO", "COURIER_BUDGET",
+))  # fmt: skip
+"""What comes from a node only. Of types that other packs make, nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,11 @@ class InputSpec:
     def is_choice(self) -> bool:
         """Whether one of ``choices`` is to be chosen."""
         return self.choices is not None
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether no value of one's own can be given."""
+        return self.type in _SOCKETS
 
 
 class NodeSchema:

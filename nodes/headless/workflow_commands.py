@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import stat
@@ -24,7 +25,7 @@ from .errors import RefusedError, RunFailedError, UsageError
 from .interrupts import held_back
 from .load import Workflow, load_workflow
 from .records import Run, RunOptions
-from .reports import run_text, sleep_lines
+from .reports import T, run_text, sleep_lines, told
 from .saving import save_files
 from .schema import Catalog
 from .text import some_of, text_of
@@ -36,6 +37,10 @@ _TURN_SECONDS = 0.5
 def run_command(options: argparse.Namespace, console: Console) -> int:
     if options.no_wait and (options.save is not None or options.comfyui is not None):
         raise UsageError("--no-wait goes before there are pictures, or a ComfyUI could be ended")
+    if options.on_use is not None and not options.sleep_after:
+        raise UsageError("--on-use is for models that --sleep-after puts to sleep; give that too")
+    if options.save is not None and not Path(options.save).is_dir() and Path(options.save).exists():
+        raise UsageError(f"--save {text_of(options.save)} is no folder")
     workflow = load_workflow(options.workflow)
     with client_of(options, console) as client:
         prompt = _prepared(options, console, client, workflow, must_fit=not options.no_check)
@@ -45,7 +50,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
         )
         saved = [] if options.save is None else save_files(client, run, Path(options.save))
     value = {**run.raw, "saved": [text_of(str(path)) for path in saved]}
-    console.result(value, run_text(run, value["saved"]))
+    console.result(value, told(run_text, run, value["saved"]))
     return 0
 
 
@@ -56,7 +61,7 @@ def _run_options(options: argparse.Namespace, workflow: Workflow) -> RunOptions:
         workflow=None if _changes(options).any else workflow.ui,
         wake_before=options.wake_before,
         sleep_after=options.sleep_after,
-        on_use=options.on_use,
+        on_use=options.on_use or RunOptions.on_use,
         time_limit_seconds=options.time_limit,
     )
 
@@ -79,14 +84,14 @@ def _run_to_its_end(
             return run
         return check_ended_well(_at_its_end(client, run.id, console))
     except RunFailedError as error:
-        for line in sleep_lines(error.run):
+        for line in told(sleep_lines, error.run):
             console.note(line)
         raise
     except KeyboardInterrupt:
         if run is None:
             raise
         console.note("stopping the run")
-        cancel_surely(client, run.id)
+        in_turn(functools.partial(client.cancel, run.id))
         # Until it has stopped, so that the next one finds the card free. Ctrl-C again ends that.
         for event in client.follow(run.id):
             if event.run.has_ended:
@@ -96,26 +101,29 @@ def _run_to_its_end(
 
 def _at_its_end(client: CourierClient, run_id: str, console: Console) -> Run:
     for event in client.follow(run_id):
-        console.progress(event.run)
+        told(console.progress, event.run)
         if event.kind == "end":
             return event.run
     return client.run(run_id)
 
 
-def cancel_surely(client: CourierClient, run_id: str) -> None:
-    """Cancel it, also where others have asked for so much that there is no turn just now."""
-    while not _is_told(client, run_id):
+def in_turn(change: Callable[[], T]) -> T:
+    """What a change is answered with, also where others have asked for so much that there is no
+    turn for it just now."""
+    while True:
+        answered, answer = _tried(change)
+        if answered:
+            return answer
         time.sleep(_TURN_SECONDS)
 
 
-def _is_told(client: CourierClient, run_id: str) -> bool:
+def _tried(change: Callable[[], Any]) -> tuple[bool, Any]:
     try:
-        client.cancel(run_id)
+        return True, change()
     except RefusedError as error:
         if error.code != "too_many_requests":
             raise
-        return False
-    return True
+        return False, None
 
 
 def check_command(options: argparse.Namespace, console: Console) -> int:

@@ -138,6 +138,12 @@ def test_a_long_chain_is_no_ring_and_no_end_of_the_stack(check: Check) -> None:
     assert kinds == {"bad_link"}  # IMAGE into LATENT, all the way
 
 
+def test_a_value_where_only_a_link_can_be(check: Check) -> None:
+    fault = only(check(changed(model=3)))
+    assert (fault.kind.value, fault.input) == ("bad_link", "model")
+    assert fault.message == "model has to be a link to a MODEL, and is 3"
+
+
 def test_no_output_and_no_nodes(check: Check) -> None:
     workflow = prompt()
     del workflow["7"]

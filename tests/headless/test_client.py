@@ -253,6 +253,7 @@ NOT_OURS = [
     {"runs": [7]},
     {"id": "x", "state": "done", "outputs": []},
     {"id": "x", "state": "running", "nodes": "many"},
+    {"id": "x", "state": "running", "nodes": float("inf")},
 ]
 
 
@@ -281,6 +282,15 @@ def test_answers_of_another_form_are_refused(
     client.call = later if is_async else now
     with pytest.raises(courier.RefusedError, match=r"as new as this client|no JSON object"):
         ask()
+
+
+def test_numbers_of_events_and_depth_have_an_end(headless: Headless) -> None:
+    calls, refused = headless.module("calls"), headless.courier.RefusedError
+    reader = calls.EventReader()
+    list(reader.feed(b"id: " + b"9" * 5000))
+    assert reader.last_number == 0
+    with pytest.raises(refused, match="no JSON object"):
+        calls.read_answer(calls.status(), 200, b'{"a":' + b"[" * 100_000)
 
 
 @pytest.mark.parametrize("data", ["{", "[]", "7", '{"id": "x"}'])

@@ -136,6 +136,44 @@ def test_where_it_listens_is_not_for_the_user_to_choose(
     assert find_program(str(tmp_path), None, ["--portable"]).extra == ("--portable",)
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (("--save", str(COMMAND)), "is no folder"),
+    (("--on-use", "wake"), "--on-use is for models that --sleep-after puts to sleep"),
+])  # fmt: skip
+def test_what_would_be_known_too_late_is_said_first(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"1": {"class_type": "X", "inputs": {}}}))
+    done = run("run", str(file), *words)
+    assert done.returncode == 2
+    assert said in done.stderr.decode()
+
+
+class Full(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_said_changes_nothing(headless: Headless) -> None:
+    console = headless.module("console").Console(False, error=Full())
+    console.note("a word")
+    console.progress(headless.courier.Run.from_json({"id": "x", "state": "queued"}))
+    console.failure(headless.courier.UsageError("another"))
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_closed_descriptors_are_no_error_of_ours(closed: int) -> None:
+    words = ["check", "-"] if closed == 0 else ["status"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}>&-', "sh", sys.executable, str(COMMAND), *words],
+        env={**os.environ, "COURIER_SERVER": "http://127.0.0.1:9"},
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == (3 if closed == 0 else 5)
+    assert b"Traceback" not in done.stderr
+
+
 def test_a_folder_that_is_no_comfyui(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"1": {"class_type": "X", "inputs": {}}}')
@@ -298,11 +336,11 @@ def test_a_cancel_waits_for_its_turn(headless: Headless, monkeypatch: pytest.Mon
             if error is not None:
                 raise error
 
-    module.cancel_surely(Client(), "x")
+    module.in_turn(lambda: Client().cancel("x"))
     assert answers == []
     answers.append(refused("no", 403, "not_local"))
     with pytest.raises(refused, match="no"):
-        module.cancel_surely(Client(), "x")
+        module.in_turn(lambda: Client().cancel("x"))
 
 
 def test_an_error_of_ours_is_json_too(

@@ -26,8 +26,10 @@ importlib.import_module = slow
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c_is_heard() -> Iterator[None]:
-    """Tests that a shell runs in the background are told to ignore it."""
+def ctrl_c_is_heard(headless: Headless, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests that a shell runs in the background are told to ignore it; and the second one counts
+    however soon it comes."""
+    monkeypatch.setattr(headless.module("interrupts"), "_SAME_WISH_SECONDS", -1.0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -51,6 +53,22 @@ def test_a_second_one_does_not_wait(headless: Headless) -> None:
         assert stopped == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
             press()
+
+
+def test_two_at_once_are_one(headless: Headless, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal and a program that passes signals on: what the first began must not be ended."""
+    interrupts = headless.module("interrupts")
+    monkeypatch.setattr(interrupts, "_SAME_WISH_SECONDS", 3600.0)
+    monkeypatch.setattr(interrupts, "_wished_at", float("-inf"))
+    with interrupts.held_back() as stopped:
+        press()
+        press()
+    assert stopped == [signal.SIGINT]
+    signal.signal(signal.SIGINT, interrupts.stop)
+    press()
+    monkeypatch.setattr(interrupts, "_wished_at", float("-inf"))
+    with pytest.raises(KeyboardInterrupt):
+        press()
 
 
 class Runs:

@@ -76,6 +76,6 @@ def test_of_many_names_the_first_are_told(headless: Headless) -> None:
 
 
 def test_an_answer_that_cannot_be_told_is_no_error_of_ours(headless: Headless) -> None:
-    told = headless.module("command")._told
+    told = headless.module("reports").told
     with pytest.raises(headless.courier.RefusedError, match="as new as this client"):
         told(headless.module("reports").status_text, {"version": 1}, [])

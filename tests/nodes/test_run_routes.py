@@ -110,6 +110,13 @@ def test_every_field_reaches_the_order(door: Door, pack: Any) -> None:
     )
 
 
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
 BAD_BODIES = [
     (b"", "empty_body"),
     (b"[]", "invalid_json"),
@@ -121,6 +128,8 @@ BAD_BODIES = [
     ({"prompt": None}, "invalid_field"),
     ({"prompt": [1]}, "invalid_field"),
     ({"prompt": PROMPT, "level": 1}, "unknown_field"),
+    ({"prompt": PROMPT, "workflow": nested(101)}, "invalid_field"),
+    ({"prompt": {"1": {"class_type": "X", "inputs": {"x": [nested(101)]}}}}, "invalid_field"),
     ({"prompt": PROMPT, "wake_before": 1}, "invalid_field"),
     ({"prompt": PROMPT, "sleep_after": True}, "invalid_field"),
     ({"prompt": PROMPT, "sleep_after": "1"}, "invalid_field"),
@@ -141,6 +150,11 @@ def test_a_body_that_is_not_as_described_is_refused_and_nothing_is_queued(
     status, _, answer = door.ask("POST", RUNS, body)
     assert (status, answer["error"]["code"]) == (400, code), answer
     assert door.studio.host.places == {}
+
+
+def test_as_deep_as_it_may_be_is_taken(door: Door) -> None:
+    status, _, answer = door.ask("POST", RUNS, {"prompt": PROMPT, "workflow": nested(100)})
+    assert status == 202, answer
 
 
 def test_a_body_that_is_too_long_is_refused(door: Door, pack: Any) -> None:

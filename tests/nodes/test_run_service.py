@@ -119,6 +119,14 @@ def test_what_wakes_the_models_is_a_node_of_the_run(studio: Studio) -> None:
     assert studio.json(run_id)["nodes_done"] == 3
 
 
+def test_what_wakes_the_models_takes_no_id_of_the_users(studio: Studio) -> None:
+    mine = {"class_type": "SaveImage", "inputs": {}}
+    order = studio.records.RunOrder({"courier_wake_before": mine}, wake_before=True)
+    queued = order.queued_prompt
+    assert queued["courier_wake_before"] == mine
+    assert queued["courier_wake_before_"]["class_type"] == "CourierWakeModel"
+
+
 def test_a_run_that_has_ended_keeps_no_workflow(studio: Studio) -> None:
     run_id = studio.start(workflow={"nodes": []}, name="x")
     studio.end(run_id)
