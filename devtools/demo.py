@@ -14,7 +14,7 @@ from devtools.commands import Prepared
 from devtools.console import DevError, Progress, mib, say
 from devtools.paths import PACK_NAME, Paths
 
-WORKFLOW = "example_workflows/courier_wan_t2v_small.json"
+WORKFLOW = "example_workflows/api/courier_wan_t2v_small.json"
 STATUS_ROUTE = "/courier/v1/status"
 MEASURED_NAMES = {
     "device_peak_bytes": "device, peak",

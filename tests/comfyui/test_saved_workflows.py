@@ -29,6 +29,8 @@ EXPORT = """async graph => {
     return (await window.app.graphToPrompt()).output;
 }"""
 
+EXAMPLES = Path(__file__).parents[2] / "example_workflows"
+
 # Of all kinds: subgraphs, subgraphs in subgraphs, bypassed ones, reroutes, primitives, muted nodes,
 # dynamic inputs, notes, and the files that comfy-cli alone gets wrong.
 COMPARED = (
@@ -179,11 +181,24 @@ def test_every_template_is_loaded_converted_and_checked(object_info: Any, templa
 # Our own, in every form
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.json")))
+def test_examples_open_from_the_pages_templates(bench: Bench, page: Page, name: str) -> None:
+    """The page lists what is in that folder, and opens nothing that is in API form."""
+    listed = bench.server.client.request("/api/workflow_templates")
+    assert Path(name).stem in next(names for pack, names in listed.items() if "courier" in pack)
+    workflow = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))
+    prompt = json.loads((EXAMPLES / "api" / name).read_text(encoding="utf-8"))
+    found = page.evaluate(EXPORT, workflow)
+    assert {i: (n["class_type"], n["inputs"]) for i, n in found.items()} == {
+        i: (n["class_type"], n["inputs"]) for i, n in prompt.items()
+    }
+
+
 def test_the_page_and_the_command_make_the_same_pictures(
     bench: Bench, page: Page, tmp_path: Path
 ) -> None:
     """The example in API form, as the page saves it, and out of a picture: bit for bit."""
-    example = Path(__file__).parents[2] / "example_workflows" / "courier_wan_t2v_small.json"
+    example = EXAMPLES / "api" / "courier_wan_t2v_small.json"
     prompt = json.loads(example.read_text(encoding="utf-8"))
     saved = page.evaluate(
         "async prompt => { await window.app.loadApiJson(prompt, 'x');"

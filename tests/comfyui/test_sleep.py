@@ -203,7 +203,7 @@ def test_with_a_sleep_node_without_links_the_next_run_is_refused_whole_or_wakes(
 
 def test_the_example_for_14b_runs_with_small_files_and_leaves_the_card(studio: Studio) -> None:
     name = "courier_wan2.1_t2v_14b_12gib_then_sleep.json"
-    text = (checkout().root / "example_workflows" / name).read_text(encoding="utf-8")
+    text = (checkout().root / "example_workflows" / "api" / name).read_text(encoding="utf-8")
     files = {
         "wan2.1_t2v_14B_bf16.safetensors": studio.small_models["wan"].name,
         "umt5_xxl_fp8_e4m3fn_scaled.safetensors": studio.small_models["clip_l"].name,
