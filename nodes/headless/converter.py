@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConverterMissingError, WorkflowFileError
+from .text import text_of
 
 PATIENCE_SECONDS = 300.0
 PYTHON_VARIABLE = "COURIER_COMFY_CLI_PYTHON"
@@ -105,4 +106,8 @@ def _run_worker(request: bytes) -> bytes:
         if done.returncode != _NO_CONVERTER_STATUS:
             last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise WorkflowFileError(f"comfy-cli's converter failed: {''.join(last)}")
+    named = os.environ.get(PYTHON_VARIABLE, "").strip()
+    if named:
+        text = f"{PYTHON_VARIABLE} is {text_of(named)}, which is no Python that has comfy-cli"
+        raise ConverterMissingError(f"{text}; name another, or unset it to have one looked for")
     raise ConverterMissingError(MISSING_TEXT)

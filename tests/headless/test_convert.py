@@ -293,7 +293,8 @@ def test_without_comfy_cli_a_sentence_says_how_to_get_it(
     with pytest.raises(headless.courier.ConverterMissingError):
         convert.to_api_all([bypassed_encoder()], INFO)
     monkeypatch.setenv("COURIER_COMFY_CLI_PYTHON", str(tmp_path / "nothing"))
-    with pytest.raises(headless.courier.ConverterMissingError):
+    said = r"COURIER_COMFY_CLI_PYTHON is .*nothing, which is no Python that has comfy-cli"
+    with pytest.raises(headless.courier.ConverterMissingError, match=said):
         convert.to_api_all([bypassed_encoder()], INFO)
 
 
