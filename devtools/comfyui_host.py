@@ -90,6 +90,7 @@ class ComfyUIHost:
         try:
             self._wait_until_up(timeout_seconds, progress)
         except BaseException:
+            # Ctrl-C too: nobody has it yet who could end it.
             self.stop()
             raise
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,8 +173,8 @@ class Attachment:
         A figure beyond all that the machine has is none: locking that much would take the memory
         of every other program, until the system ends one of them.
         """
-        asked = self.budget.host_bytes
-        if asked is not None and asked <= host_total_bytes(self.switches):
+        asked = asked_host_bytes(self.budget, self.switches)
+        if asked is not None:
             return asked
         memory = self.engine.snapshot().memory
         # What a GPU driver has locked, neither psutil nor a control group counts as used.
@@ -202,9 +203,11 @@ class Attachment:
         return _smallest_of((self.budget.device_bytes, self.switches.pretend_device_bytes))
 
     def _remarks(self, host_bytes: int | None) -> tuple[str, ...]:
-        asked, total = self.budget.host_bytes, host_total_bytes(self.switches)
-        if asked is None or asked <= total or host_bytes is None:
+        asked = self.budget.host_bytes
+        is_taken = asked_host_bytes(self.budget, self.switches) is not None
+        if asked is None or is_taken or host_bytes is None:
             return ()
+        total = host_total_bytes(self.switches)
         return (
             f"the RAM budget of {size_text(asked)} is more than the {size_text(total)} that this "
             f"machine has; {size_text(host_bytes)} are used, a share of what is free",
@@ -225,9 +228,21 @@ def _smallest_of(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def asked_host_bytes(budget: Budget, switches: Switches) -> int | None:
+    """The user's host figure; None where there is none, or one beyond all that the machine has."""
+    asked = budget.host_bytes
+    return asked if asked is not None and asked <= host_total_bytes(switches) else None
+
+
+@functools.cache
+def _machine_host_bytes() -> int:
+    """Read once: under a shared budget it is asked for after each pass of a model."""
+    return host_limits().total_bytes
+
+
 def host_total_bytes(switches: Switches) -> int:
     """All memory of this machine, or of its container."""
-    total = host_limits().total_bytes
+    total = _machine_host_bytes()
     pretended = switches.pretend_host_bytes
     return total if pretended is None else min(total, pretended)
 

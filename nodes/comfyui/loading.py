@@ -17,7 +17,7 @@ from ...offload_core.host import FileIdentity, resolve_shards
 from ...offload_core.run import attach
 from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
 from ..service import AskedBudget, AskedBy, get_service
-from .attachment import ATTRIBUTE, Attachment, automatic_host_bytes, host_total_bytes
+from .attachment import ATTRIBUTE, Attachment, asked_host_bytes, automatic_host_bytes
 from .building import BuiltModel, build_diffusion_model, open_checkpoint
 from .orders import before_use, remember
 from .patcher import CourierPatcher
@@ -134,10 +134,8 @@ def asked_of(attachment: Attachment) -> Callable[[], AskedBudget | None]:
 def host_limit_bytes(budget: Budget) -> int:
     """The host budget as a figure; of one of 0, which locks nothing, what is free may be read, and
     of one beyond all that the machine has, the same."""
-    switches, asked = read_switches(os.environ), budget.host_bytes
-    if asked and asked <= host_total_bytes(switches):
-        return asked
-    return automatic_host_bytes(switches)
+    switches = read_switches(os.environ)
+    return asked_host_bytes(budget, switches) or automatic_host_bytes(switches)
 
 
 def _path_of(name: str) -> Path:

@@ -153,6 +153,7 @@ class CoreSleeper:
             with torch.inference_mode():
                 comfy.model_management.load_models_gpu([patcher])
         except BaseException:
+            # Whatever it was, Ctrl-C too: it is awake, or it sleeps as before.
             self.fall_asleep(1)
             raise
 

@@ -157,10 +157,7 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
     Returns: an object; Courier answers nothing else.
     Raises: RefusedError where it is no success, or no JSON object.
     """
-    try:
-        body = json.loads(data) if data.strip() else None
-    except (ValueError, RecursionError):
-        body = None
+    body = _parsed(data)
     if 200 <= status < 300 and isinstance(body, dict):
         return body
     error = body.get("error") if isinstance(body, dict) else None
@@ -204,7 +201,8 @@ class EventReader:
         if not text:
             if self._data:
                 self.last_number = self._number
-                yield RunEvent(self._number, self._kind, _told_run("\n".join(self._data)))
+                run = Run.from_json(_parsed("\n".join(self._data)))
+                yield RunEvent(self._number, self._kind, run)
             self._kind, self._data = "", []
             return
         name, _, value = text.partition(":")
@@ -217,12 +215,12 @@ class EventReader:
             self._data.append(value)
 
 
-def _told_run(text: str) -> Run:
+def _parsed(text: str | bytes) -> Any:
+    """None where it is no JSON; whoever needs an object finds that this is none."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        value = None
-    return Run.from_json(value)
+        return None
 
 
 def _figures(model: str, device_gib: Gib, host_gib: Gib) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
-
-
 _SAME_WISH_SECONDS = 0.3
 """A terminal and a program that passes signals on make two of one Ctrl-C; the second must not end
 what the first has begun, which is to cancel."""

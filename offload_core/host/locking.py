@@ -135,6 +135,7 @@ class PageLocker:
         try:
             reason = self._backend.lock(address, size_bytes, kind)
         except BaseException:
+            # Whatever it was, Ctrl-C too: a range that is not locked is nobody's, and not charged.
             self._leave(address, reservation)
             raise
         if reason is not None:

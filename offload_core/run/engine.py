@@ -150,6 +150,7 @@ class LayerEngine:
         except StateError:
             raise
         except BaseException:
+            # Whatever it was, Ctrl-C too: either all of it sleeps or none.
             self._load_again(loaded)
             raise
         self._slept_with = loaded
@@ -177,6 +178,7 @@ class LayerEngine:
                 before, activation_bytes = self._slept_with
                 self.load(budget or before, activation_bytes)
         except BaseException:
+            # A wake that any error ended leaves a model that sleeps, and can be woken again.
             if self.state is EngineState.UNLOADED:
                 self._move(EngineState.ASLEEP)
             raise
@@ -362,6 +364,7 @@ class LayerEngine:
         try:
             self._holding.occupy(plan, budget)
         except BaseException:
+            # Nothing is on the device after any error: see Holding.occupy.
             self._move(EngineState.UNLOADED)
             raise
         self._holding.adopt(budget)
