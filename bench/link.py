@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import statistics
 import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bench.units import GIB
+from bench.units import GIB, MIB
 
 REPEATS = 9
+HOST_PIECE_BYTES = 64 * MIB
+HOST_THREADS = (7, 14)
+"""As many as Courier has lanes, and twice that."""
 
 
 def measure() -> dict[str, Any]:
@@ -46,6 +53,36 @@ def _rates(torch: Any) -> list[float]:
         end.synchronize()
         rates.append(GIB / (begin.elapsed_time(end) / 1000))
     return rates[1:]  # the first wakes the link
+
+
+def host_copy_rates(
+    address: int, size_bytes: int, threads: Sequence[int] = HOST_THREADS
+) -> dict[int, float]:
+    """Bytes per second from mapped memory to ordinary memory, by the number of threads that copy.
+
+    What is not page-locked reaches the card no faster than its host can copy it. Best of two; all
+    of the source is touched once before.
+    """
+    import torch
+
+    pieces = range(0, size_bytes - HOST_PIECE_BYTES + 1, HOST_PIECE_BYTES) or range(0)
+    places = [torch.zeros(HOST_PIECE_BYTES, dtype=torch.uint8) for _ in range(max(threads))]
+
+    def copy(thread: int, count: int) -> None:
+        for start in pieces[thread::count]:
+            ctypes.memmove(places[thread].data_ptr(), address + start, HOST_PIECE_BYTES)
+
+    def seconds(count: int) -> float:
+        with ThreadPoolExecutor(count) as pool:
+            started = time.perf_counter()
+            list(pool.map(copy, range(count), [count] * count))
+            return time.perf_counter() - started
+
+    if not pieces:
+        return {}
+    seconds(max(threads))
+    copied = len(pieces) * HOST_PIECE_BYTES
+    return {count: copied / min(seconds(count), seconds(count)) for count in threads}
 
 
 if __name__ == "__main__":

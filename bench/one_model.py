@@ -26,6 +26,7 @@ def build_parser(program: str, doc: str | None, steps: int, rounds: int) -> argp
     parser.add_argument("--latent", type=Latent.parse, default=Latent(1, 60, 104))
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--comfyui-args", default="", help="for ComfyUI's command line")
     parser.add_argument("--device-gib", type=float, help="Courier's budget; left out: automatic")
     parser.add_argument("--host-gib", type=float, help="Courier's budget; left out: automatic")
     return parser
@@ -48,7 +49,7 @@ def loaded_model(
         os.environ.update(ground.environment(False, os.environ))
         sys.path.insert(0, str(paths.root / "tests" / "comfyui"))
         model_file = machine.offer_model(base, options.model)
-        comfy_program.start(dynamic=dynamic)
+        comfy_program.start(options.comfyui_args, dynamic)
         comfy_program.touch_device()
         budget = budget_bytes(options.device_gib), budget_bytes(options.host_gib)
         with comfy_program.node():

@@ -13,14 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench import comfy_program
+from bench.link import host_copy_rates
 from bench.link import measure as measure_link
 from bench.one_model import build_parser, loaded_model
-from bench.units import MIB, Latent, gib
+from bench.units import GIB, MIB, Latent, gib
 
 LEVELS = (1, 2)
+MOST_COPIED_BYTES = 16 * GIB
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,14 @@ class CoreSubject:
             raise comfy_program.ProgramError(str(receipt["message"]))
 
 
-def measure(model: Any, latent: Latent, steps: int, rounds: int) -> list[Cycle]:
-    """Cycles of both levels in turns."""
+def measure(model: Any, latent: Latent, steps: int, rounds: int) -> tuple[bool, list[Cycle]]:
+    """Whether two runs with no sleep between them are equal, and cycles of both levels in turns."""
     import torch
 
     from bench.sampling import sample
 
     want = sample(model, latent, steps).latent
+    is_repeatable = torch.equal(sample(model, latent, steps).latent, want)
     is_ours = hasattr(model, "courier_engine")
     subject = CourierSubject(model) if is_ours else CoreSubject(model)
     cycles = []
@@ -126,7 +130,7 @@ def measure(model: Any, latent: Latent, steps: int, rounds: int) -> list[Cycle]:
                 is_refused,
             )
         )
-    return cycles
+    return is_repeatable, cycles
 
 
 def timed(work: Callable[[], None]) -> float:
@@ -167,8 +171,13 @@ def moment() -> Moment:
     return Moment(used, pack.host.process_memory().rss_anon_bytes)
 
 
-def report_lines(cycles: Sequence[Cycle], link_bytes_per_second: float | None) -> list[str]:
-    """A table, and the floor of a wake: resident bytes over the rate of page-locked memory."""
+def report_lines(
+    cycles: Sequence[Cycle],
+    link_bytes_per_second: float | None,
+    host_rates: Mapping[int, float] | None = None,
+) -> list[str]:
+    """A table, and the floors of a wake: resident bytes over the rate of page-locked memory, and
+    over what the host's own threads copy out of the file's pages."""
     lines = [
         "| level | sleep s | wake s | held, GiB | given back, by driver | RssAnon asleep - awake, "
         "MiB | refused meanwhile | equal |",
@@ -190,7 +199,19 @@ def report_lines(cycles: Sequence[Cycle], link_bytes_per_second: float | None) -
             "",
             f"resident bytes over the link ({link_bytes_per_second / 1e9:.1f} GB/s): {floor:.3f} s",
         ]
+    for threads, rate in (host_rates or {}).items() if cycles else ():
+        lines.append(
+            f"resident bytes through memmove by {threads} threads ({rate / 1e9:.1f} GB/s): "
+            f"{cycles[0].resident_bytes / rate:.3f} s"
+        )
     return lines
+
+
+def host_rates(model_file: Path) -> dict[int, float]:
+    """Of copies out of the file's pages, by the number of threads."""
+    mapping = comfy_program.load_pack().host.open_mapping(model_file)
+    size = min(mapping.header.identity.size_bytes, MOST_COPIED_BYTES)
+    return host_copy_rates(mapping.base_address, size)
 
 
 def left_lines(cycles: Sequence[Cycle], without: Moment) -> list[str]:
@@ -221,11 +242,16 @@ def main(arguments: Sequence[str]) -> int:
     with loaded_model(options, by_core, options.dynamic_vram) as model:
         print(f"{type(model).__name__}", flush=True)
         link = measure_link().get("link_bytes_per_second")
-        cycles = measure(model, options.latent, options.steps, options.rounds)
+        is_repeatable, cycles = measure(model, options.latent, options.steps, options.rounds)
+        host = host_rates(options.model)
         del model
         comfy_program.let_go()
         without = moment()
-    print("\n".join([*report_lines(cycles, link), *left_lines(cycles, without)]), flush=True)
+    lines = [*report_lines(cycles, link, host), *left_lines(cycles, without)]
+    lines.append(
+        f"two runs with no sleep between them: {'equal' if is_repeatable else 'NOT equal'}"
+    )
+    print("\n".join(lines), flush=True)
     return 0 if all(cycle.is_equal and cycle.is_refused for cycle in cycles) else 1
 
 

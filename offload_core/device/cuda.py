@@ -2,17 +2,18 @@
 
 Streams: the *compute stream* is whichever is current where the model runs; the *copy stream*
 carries what is read from page-locked memory; each *lane* has a stream of its own for what goes
-through its chunks; the *join stream* carries nothing and makes one event out of several; the
-*recode stream* works only while the compute stream waits for it. All copies
-overlap with the compute stream. A slot's memory is allocated on the compute stream and written on
-others; that is safe without ``record_stream`` because the engine keeps the slot alive until both
-its events have passed.
+through its chunks; the *loose stream* carries what the driver stages where there are no lanes, such
+as the bytes before the first whole page of a layer and behind its last; the *join stream* carries
+nothing and makes one event out of several. All copies overlap with the compute stream. A slot's
+memory is allocated on the compute stream and written on others; that is safe without
+``record_stream`` because the engine keeps the slot alive until both its events have passed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import platform
@@ -25,10 +26,14 @@ from dataclasses import replace
 import torch
 
 from ..host import PAGE_BYTES, FileMapping, MemoryKind, PageLockBackend
-from ..plan import ALIGNMENT, Footprint
-from ..values import CHUNK_BYTES, DeviceMemoryError, align_down, align_up, size_text
+from ..plan import Footprint
+from ..values import CHUNK_BYTES, DeviceMemoryError, align_up, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
 from .lanes import CopyLanes
+from .rounding import UNIT_BYTES, DriverError, Rounder
+from .rounding import load as load_rounder
+
+_LOG = logging.getLogger("courier")
 
 _REGISTER_FLAGS = {
     MemoryKind.SHARED_READ_ONLY: 8,  # cudaHostRegisterReadOnly
@@ -41,8 +46,12 @@ _MOST_LANES = 7
 _HUGE_PAGE_BYTES = 2 << 20
 _PATIENCE_SECONDS = 60.0
 _MOST_BESIDES_BYTES = 512 << 20
-_WORTH_HALVING_BYTES = 16 << 20
 _RETRY_BYTES = 256 << 20
+
+_BF16_TO_FP16 = (torch.bfloat16, torch.float16)
+
+_ROUNDERS: dict[int, Rounder | None] = {}
+"""By device index; None where torch's own operator does it. Written by whoever first needs one."""
 
 _PROBED: dict[tuple[int, int], str | None] = {}
 """By device index and file system: why pages of its files are not locked, or None. Written by
@@ -194,17 +203,6 @@ def _recode_all(recodes: Sequence[Recode]) -> None:
         )
 
 
-def _halves(recodes: Sequence[Recode]) -> tuple[list[Recode], list[Recode]]:
-    """Each cut in the middle, between two elements that are as well aligned as the first."""
-    first, second = [], []
-    for recode in recodes:
-        middle = align_down(recode.memory.numel() // 2, ALIGNMENT)
-        if middle:
-            first.append(replace(recode, memory=recode.memory[:middle]))
-        second.append(replace(recode, memory=recode.memory[middle:]))
-    return first, second
-
-
 class CudaBackend:
     """Streams and events of one CUDA or ROCm device.
 
@@ -231,8 +229,8 @@ class CudaBackend:
         self.staging_bytes = _lane_count() * self.staging_unit_bytes
         self._locker = _RegisterBackend(self.device)
         self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._loose_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._join_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._recode_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._joining = threading.Lock()
         self._lanes: CopyLanes | None = None
         self._staging_bytes = 0
@@ -288,19 +286,23 @@ class CudaBackend:
     def ship(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> Future[DeviceEvent]:
         """Locked pieces go straight from their pages, the others through the lanes."""
         lanes = self._lanes
-        loose = [] if lanes is None else [piece for piece in pieces if not piece.locked]
-        # Without lanes the driver stages unlocked bytes itself and the call blocks, so those first.
-        direct = sorted((p for p in pieces if p.locked or lanes is None), key=lambda p: p.locked)
-        event = self._copy(direct, after) if direct or not loose else None
-        events = [event] if event is not None else []
-        if lanes is None or not loose:
-            return shipped(self._join(events))
+        locked = [piece for piece in pieces if piece.locked]
+        loose = [piece for piece in pieces if not piece.locked]
+        events: list[DeviceEvent] = []
+        if locked:
+            events.append(self._copy(self._copy_stream, locked, after))
         try:
-            return lanes.submit(loose, after, lambda carried: self._join([*events, *carried]))
+            if lanes is not None and loose:
+                return lanes.submit(loose, after, lambda carried: self._join([*events, *carried]))
+            if loose or not events:
+                # The driver stages unlocked bytes itself, and only once its stream has run dry: on
+                # the stream of the locked ones the link would have nothing to do meanwhile.
+                events.append(self._copy(self._loose_stream, loose, after))
         except BaseException:
             # The locked pieces are under way, and the caller is about to take the memory for free.
             self._copy_stream.synchronize()
             raise
+        return shipped(self._join(events))
 
     def wait(self, event: DeviceEvent) -> None:
         """The current stream of this device waits."""
@@ -308,23 +310,19 @@ class CudaBackend:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def recode(self, recodes: Sequence[Recode]) -> None:
-        """Between what the current stream did and what it will do, half of it on a second stream.
+        """Between what the current stream did and what it will do.
 
         Not while the model's own kernels run: a wide kernel waits for room between them and costs
-        more than it hides (1.56 against 1.05 times the resident step). One kernel of torch's for
-        all is the fastest there is, but has too few blocks to fill a large card: 2.5 TB/s, two of
-        them side by side 3.5, ``copy_`` between dtypes 1.6 (an H200).
+        more than it hides (1.56 against 1.05 times the resident step).
         """
-        if sum(recode.memory.numel() for recode in recodes) < _WORTH_HALVING_BYTES:
-            _recode_all(recodes)
-            return
-        first, second = _halves(recodes)
-        compute = torch.cuda.current_stream(self.device)
-        self._recode_stream.wait_stream(compute)
-        with torch.cuda.stream(self._recode_stream):
-            _recode_all(second)
-        _recode_all(first)
-        compute.wait_stream(self._recode_stream)
+        rest: list[Recode] = []
+        for recode in recodes:
+            done = 0
+            if (recode.stored, recode.used) == _BF16_TO_FP16:
+                done = self._round(recode.memory)
+            if done < recode.memory.numel():
+                rest.append(replace(recode, memory=recode.memory[done:]))
+        _recode_all(rest)
 
     def mark(self) -> DeviceEvent:
         """An event on the current stream of this device."""
@@ -375,6 +373,41 @@ class CudaBackend:
         """End the lanes once their last copies are done."""
         self.reserve_staging(0)
 
+    def _round(self, memory: torch.Tensor) -> int:
+        """By the kernel, from the beginning; how many bytes are done."""
+        rounder, units = self._rounder(), memory.numel() // UNIT_BYTES
+        if rounder is None or memory.data_ptr() % UNIT_BYTES:
+            return 0
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        try:
+            with torch.cuda.device(self.device):
+                rounder.round(memory.data_ptr(), units, stream)
+        except DriverError:
+            return 0  # torch says better what is wrong with the device
+        return units * UNIT_BYTES
+
+    def _rounder(self) -> Rounder | None:
+        """The kernel, once it was seen to round every bfloat16 as torch does."""
+        index = self.device.index
+        if index not in _ROUNDERS:
+            try:
+                with torch.cuda.device(self.device):
+                    _ROUNDERS[index] = self._tried(load_rounder())
+            except (DriverError, RuntimeError) as error:
+                _LOG.info("bfloat16 is rounded by torch on %s: %s", self.device, error)
+                _ROUNDERS[index] = None
+        return _ROUNDERS[index]
+
+    def _tried(self, rounder: Rounder) -> Rounder:
+        every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16, device=self.device)
+        stored = every.view(torch.bfloat16)
+        wanted = stored.to(torch.float16)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        rounder.round(stored.data_ptr(), stored.nbytes // UNIT_BYTES, stream)
+        if not torch.equal(every.view(torch.int16), wanted.view(torch.int16)):
+            raise DriverError("the kernel does not round as torch does")
+        return rounder
+
     def _retries(self) -> int:
         stats = torch.cuda.memory_stats(self.device)
         return int(stats.get("num_alloc_retries", 0))
@@ -399,13 +432,15 @@ class CudaBackend:
             self._locker.unlock(address, PAGE_BYTES)
         return None
 
-    def _copy(self, pieces: Sequence[CopyPiece], after: DeviceEvent | None) -> DeviceEvent:
+    def _copy(
+        self, stream: torch.cuda.Stream, pieces: Sequence[CopyPiece], after: DeviceEvent | None
+    ) -> DeviceEvent:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._copy_stream):
+        with torch.cuda.stream(stream):
             if after is not None:
                 assert isinstance(after, torch.cuda.Event)
                 # The slot's last layer may still be executing; only its event makes it ours.
-                self._copy_stream.wait_event(after)
+                stream.wait_event(after)
             try:
                 for piece in pieces:
                     # From unlocked memory the call returns once the driver has read the bytes.
@@ -413,9 +448,9 @@ class CudaBackend:
             except BaseException:
                 # No event will tell when the pieces already issued are done, and the caller is
                 # about to take the memory for free.
-                self._copy_stream.synchronize()
+                stream.synchronize()
                 raise
-            done.record(self._copy_stream)
+            done.record(stream)
         return done
 
     def _join(self, events: Sequence[DeviceEvent]) -> DeviceEvent:

@@ -120,6 +120,11 @@ def _chain(base: Path, group: str) -> Iterator[Path]:
 
 
 def _limits_v2(folder: Path, base: Path) -> Iterator[_GroupLimit]:
+    # memory.high does not kill, but beyond it every allocation is throttled to a crawl.
+    named = {name: _number(folder / name) for name in ("memory.max", "memory.high")}
+    found = {name: limit for name, limit in named.items() if limit is not None}
+    if not found:
+        return  # most groups; what is used of them is long to read, and the status does so often
     stat = _stat(folder)
     # Shared memory is on the anonymous lists and mlocked pages are on none of these two, so their
     # sum is what the kernel can drop.
@@ -127,11 +132,8 @@ def _limits_v2(folder: Path, base: Path) -> Iterator[_GroupLimit]:
     if droppable is None:
         droppable = stat.get("file", 0) - stat.get("shmem", 0) - stat.get("unevictable", 0)
     used = _used(folder / "memory.current", droppable)
-    # memory.high does not kill, but beyond it every allocation is throttled to a crawl.
-    for name in ("memory.max", "memory.high"):
-        limit = _number(folder / name)
-        if limit is not None:
-            yield _GroupLimit(limit, used, f"{name} of control group {_name(folder, base)}")
+    for name, limit in found.items():
+        yield _GroupLimit(limit, used, f"{name} of control group {_name(folder, base)}")
 
 
 def _limits_v1(folder: Path, base: Path) -> Iterator[_GroupLimit]:

@@ -43,6 +43,12 @@ def test_each_cycle_is_a_row_and_the_link_gives_the_floor() -> None:
     assert len(report_lines([cycle()], None)) == 3
 
 
+def test_what_the_hosts_threads_copy_is_a_floor_too() -> None:
+    *_, seven, fourteen = report_lines([cycle()], 8 * GIB / 0.5, {7: 8 * GIB, 14: 16 * GIB})
+    assert seven == "resident bytes through memmove by 7 threads (8.6 GB/s): 1.000 s"
+    assert fourteen.endswith("14 threads (17.2 GB/s): 0.500 s")
+
+
 def test_what_level_2_keeps_is_against_the_process_without_the_model() -> None:
     (line,) = left_lines([cycle(1), cycle(2)], Moment(None, 2**20 * 84))
     assert line.endswith("without the model: 6 MiB")
@@ -68,3 +74,4 @@ def test_models_of_both_loaders_are_measured(tmp_path: Path, loader: tuple[str, 
     kind, *lines = done.stdout.splitlines()
     assert kind == ("ModelPatcher" if loader else "CourierPatcher")
     assert [line.endswith("| yes | yes |") for line in lines[2:4]] == [True, True]
+    assert lines[-1] == "two runs with no sleep between them: equal"

@@ -7,7 +7,7 @@ import gc
 import mmap
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import nn
 
 from offload_core.device import DeviceBackend, Recode, backend_for
 from offload_core.device import cuda as cuda_backend
+from offload_core.device.cuda import CudaBackend
+from offload_core.device.rounding import DriverError
 from offload_core.host import PAGE_BYTES, MemoryKind, open_mapping, process_memory
 from offload_core.run import LayerEngine, attach
 from offload_core.values import Budget, DeviceBudgetError, EngineConfig, Placement
@@ -554,6 +556,49 @@ def test_numbers_are_rounded_as_to_rounds_them(
     torch.cuda.synchronize()
     assert torch.equal(there.view(torch.int16), want.view(torch.int16))
     assert bool((memory[:256] == 7).all() and (memory[256 + 2 * count :] == 7).all())
+
+
+EVERY_BF16 = torch.arange(-(1 << 15), 1 << 15).to(torch.int16)
+
+
+def rounded_by(backend: CudaBackend, patterns: torch.Tensor) -> torch.Tensor:
+    """The bits that come of these, 512 bytes into memory of the backend's."""
+    memory = backend.allocate(2 * patterns.numel() + 512)[512:]
+    memory.copy_(patterns.view(torch.uint8))
+    backend.recode([Recode(memory, torch.bfloat16, torch.float16)])
+    return memory.view(torch.int16)
+
+
+def test_the_kernel_is_what_rounds_bf16_here() -> None:
+    backend = cuda()
+    assert isinstance(backend, CudaBackend)
+    want = EVERY_BF16.cuda().view(torch.bfloat16).to(torch.float16).view(torch.int16)
+    assert torch.equal(rounded_by(backend, EVERY_BF16), want)
+    assert backend._rounder() is not None
+
+
+class NoRounder:
+    """Loads, and leaves everything as it was."""
+
+    def round(self, address: int, units: int, stream: int) -> None:
+        return
+
+
+def no_driver() -> NoRounder:
+    raise DriverError("switched off")
+
+
+@pytest.mark.parametrize("load", [NoRounder, no_driver])
+def test_where_the_kernel_cannot_be_trusted_torch_rounds(
+    monkeypatch: pytest.MonkeyPatch, load: Callable[[], NoRounder]
+) -> None:
+    backend = cuda()
+    assert isinstance(backend, CudaBackend)
+    monkeypatch.setattr(cuda_backend, "_ROUNDERS", {})
+    monkeypatch.setattr(cuda_backend, "load_rounder", load)
+    want = EVERY_BF16.cuda().view(torch.bfloat16).to(torch.float16).view(torch.int16)
+    assert torch.equal(rounded_by(backend, EVERY_BF16), want)
+    assert backend._rounder() is None
 
 
 def test_bf16_weights_used_as_fp16_equal_the_half_model_bit_for_bit(file: Path) -> None:
