@@ -13,6 +13,8 @@ from devtools.lint import lint
 from devtools.paths import Paths
 
 NODE_MINIMUM = 18
+MOST_WORKERS = 4
+"""Each has ComfyUIs of its own; more of them need more RAM than time they save."""
 
 
 def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> int:
@@ -25,7 +27,7 @@ def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> 
         say(f"!! failed: {', '.join(failed)} (see above); the exit status will be 1")
     say("== pytest")
     # The entry and not "python -m pytest": that would put the repository root on sys.path.
-    command = [str(paths.venv_scripts / "pytest"), *pytest_arguments]
+    command = [str(paths.venv_scripts / "pytest"), *(pytest_arguments or _all_at_once())]
     done = subprocess.run(
         command,
         cwd=paths.root,
@@ -33,6 +35,11 @@ def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> 
         env={**os.environ, "CHROMIUM_PATH": chromium},
     )
     return done.returncode or int(bool(failed))
+
+
+def _all_at_once() -> list[str]:
+    """Every test, in several processes, a file in one. Who asks for some wants them in order."""
+    return ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile"]
 
 
 def _node_tests_pass(paths: Paths) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import Browser
 
 from devtools.comfyui_host import ComfyUIHost
@@ -72,7 +73,9 @@ def comfyui_path(comfyui_program: ComfyUIProgram) -> Path:
 @pytest.fixture(scope="session")
 def small_models(courier_checkout: Paths) -> Iterator[SmallModels]:
     """Files of the session's own, so that a test may damage, replace or add some."""
-    originals = write_all(courier_checkout.models)
+    # Several processes may run tests at once; one of them makes the originals.
+    with FileLock(courier_checkout.state / "models.lock"):
+        originals = write_all(courier_checkout.models)
     with tempfile.TemporaryDirectory(prefix="test-base-", dir=courier_checkout.state) as folder:
         base = ensure_base(courier_checkout, Path(folder).resolve())
         files = {}
@@ -96,7 +99,10 @@ def _copy(original: Path, place: Path) -> None:
 
 @pytest.fixture(scope="session")
 def server_factory(
-    comfyui_program: ComfyUIProgram, small_models: SmallModels, courier_checkout: Paths
+    comfyui_program: ComfyUIProgram,
+    small_models: SmallModels,
+    courier_checkout: Paths,
+    worker_id: str,
 ) -> Iterator[Callable[..., ComfyUIHost]]:
     """Start a ComfyUI of one's own: ``server_factory(environment={...}, extra_args=[...])``.
 
@@ -116,7 +122,7 @@ def server_factory(
             comfyui_program.frontend,
             (*comfyui_program.extra_args, *extra_args),
         )
-        log = courier_checkout.logs / f"test-server-{len(started)}.log"
+        log = courier_checkout.logs / f"test-server-{worker_id}-{len(started)}.log"
         host = ComfyUIHost(program, base or small_models.base, log, environment)
         started.append(host)
         return host.start()
