@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import statistics
 import sys
@@ -17,9 +18,9 @@ from typing import Any
 from bench.units import GIB, MIB
 
 REPEATS = 9
-HOST_PIECE_BYTES = 64 * MIB
+HOST_PIECE_BYTES = 8 * MIB
 HOST_THREADS = (7, 14)
-"""As many as Courier has lanes, and twice that."""
+"""As many as Courier has lanes, and twice that; pieces as large as their chunks, and as many."""
 
 
 def measure() -> dict[str, Any]:
@@ -66,11 +67,12 @@ def host_copy_rates(
     import torch
 
     pieces = range(0, size_bytes - HOST_PIECE_BYTES + 1, HOST_PIECE_BYTES) or range(0)
-    places = [torch.zeros(HOST_PIECE_BYTES, dtype=torch.uint8) for _ in range(max(threads))]
+    places = torch.zeros((max(threads), 2, HOST_PIECE_BYTES), dtype=torch.uint8)
 
     def copy(thread: int, count: int) -> None:
-        for start in pieces[thread::count]:
-            ctypes.memmove(places[thread].data_ptr(), address + start, HOST_PIECE_BYTES)
+        targets = itertools.cycle(place.data_ptr() for place in places[thread])
+        for start, target in zip(pieces[thread::count], targets, strict=False):
+            ctypes.memmove(target, address + start, HOST_PIECE_BYTES)
 
     def seconds(count: int) -> float:
         with ThreadPoolExecutor(count) as pool:

@@ -105,6 +105,8 @@ def measure(model: Any, latent: Latent, steps: int, rounds: int) -> tuple[bool, 
     from bench.sampling import sample
 
     want = sample(model, latent, steps).latent
+    if not bool(torch.isfinite(want).all()):
+        raise comfy_program.ProgramError("the latent is not finite: there is nothing to compare")
     is_repeatable = torch.equal(sample(model, latent, steps).latent, want)
     is_ours = hasattr(model, "courier_engine")
     subject = CourierSubject(model) if is_ours else CoreSubject(model)

@@ -18,6 +18,11 @@ import psutil
 # Version 1 writes "no limit" as the largest page-rounded 64-bit number; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 1 << 60
 
+_FILE_COUNTS = ("active_file", "inactive_file", "unevictable", "shmem", "cache")
+_COUNTS = frozenset(
+    ("file", "hierarchical_memory_limit", *_FILE_COUNTS, *(f"total_{n}" for n in _FILE_COUNTS))
+)
+
 
 @dataclass(frozen=True)
 class HostLimits:
@@ -170,8 +175,13 @@ def _droppable(stat: dict[str, int], active: str, inactive: str) -> int | None:
 
 
 def _stat(folder: Path) -> dict[str, int]:
-    pairs = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_count(pair[1])}
+    """Of its dozens of lines those that are asked for: a status that is polled comes by often."""
+    found = {}
+    for line in _text(folder / "memory.stat").splitlines():
+        name, _, count = line.partition(" ")
+        if name in _COUNTS and _is_count(count.strip()):
+            found[name] = int(count)
+    return found
 
 
 def _number(path: Path) -> int | None:

@@ -195,6 +195,16 @@ def test_a_button_that_cannot_be_used_keeps_the_focus_and_says_why(stage: Stage)
     expect(button).to_be_focused()
 
 
+def test_while_a_prompt_runs_orders_to_all_say_that_they_wait(stage: Stage) -> None:
+    for state, waits in (("running", True), ("ready", False)):
+        stage.show(STATES[state])
+        for name in ("Sleep all", "Wake all"):
+            texts = {f"{name} after the queue": waits, name: not waits}
+            for text, is_there in texts.items():
+                button = stage.panel.get_by_role("button", name=text, exact=True)
+                expect(button).to_have_count(int(is_there))
+
+
 def test_the_table_is_searched_and_sorted(stage: Stage, courier_checkout: Paths) -> None:
     stage.show(STATES["300-layers"])
     stage.panel.get_by_role("button", name="Table").click()

@@ -31,8 +31,9 @@ export class Toolbar {
     const why = wordOnOrders(state) || (whySleep && whyWake ? whySleep : "");
     setText(this.why, why ? t(why) : "");
     setHidden(this.why, !why);
-    setButton(this.sleepAll, t("action.sleepAll"), whySleep && t(whySleep));
-    setButton(this.wakeAll, t("action.wakeAll"), whyWake && t(whyWake));
+    const later = state.busy ? ".later" : "";
+    setButton(this.sleepAll, t(`action.sleepAll${later}`), whySleep && t(whySleep));
+    setButton(this.wakeAll, t(`action.wakeAll${later}`), whyWake && t(whyWake));
     setAttribute(this.sleepAll, "aria-describedby", whySleep && why ? this.why.id : null);
     setAttribute(this.wakeAll, "aria-describedby", whyWake && why ? this.why.id : null);
     if (this.level.value !== String(this.actions.level)) {
