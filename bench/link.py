@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import mmap
 import statistics
 import sys
 import time
@@ -20,7 +21,7 @@ from bench.units import GIB, MIB
 REPEATS = 9
 HOST_PIECE_BYTES = 8 * MIB
 HOST_THREADS = (7, 14)
-"""As many as Courier has lanes, and twice that; pieces as large as their chunks, and as many."""
+"""The most lanes that Courier has, and twice that. Pieces are as large as the lanes' chunks."""
 
 
 def measure() -> dict[str, Any]:
@@ -61,16 +62,18 @@ def host_copy_rates(
 ) -> dict[int, float]:
     """Bytes per second from mapped memory to ordinary memory, by the number of threads that copy.
 
-    What is not page-locked reaches the card no faster than its host can copy it. Best of two; all
-    of the source is touched once before.
-    """
-    import torch
+    What is not page-locked reaches the card by way of such copies. Best of two; all of the source
+    is touched once before.
 
+    Args:
+        address: on a page's border. So are the targets: between unlike places memmove is slower.
+    """
     pieces = range(0, size_bytes - HOST_PIECE_BYTES + 1, HOST_PIECE_BYTES) or range(0)
-    places = torch.zeros((max(threads), 2, HOST_PIECE_BYTES), dtype=torch.uint8)
+    pages = mmap.mmap(-1, 2 * max(threads) * HOST_PIECE_BYTES)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(pages))
 
     def copy(thread: int, count: int) -> None:
-        targets = itertools.cycle(place.data_ptr() for place in places[thread])
+        targets = itertools.cycle(first + (2 * thread + i) * HOST_PIECE_BYTES for i in range(2))
         for start, target in zip(pieces[thread::count], targets, strict=False):
             ctypes.memmove(target, address + start, HOST_PIECE_BYTES)
 

@@ -178,8 +178,8 @@ def report_lines(
     link_bytes_per_second: float | None,
     host_rates: Mapping[int, float] | None = None,
 ) -> list[str]:
-    """A table, and the floors of a wake: resident bytes over the rate of page-locked memory, and
-    over what the host's own threads copy out of the file's pages."""
+    """A table, and what to hold a wake against: resident bytes over the rate of page-locked memory,
+    and over what the host's own threads copy out of the file's pages."""
     lines = [
         "| level | sleep s | wake s | held, GiB | given back, by driver | RssAnon asleep - awake, "
         "MiB | refused meanwhile | equal |",
@@ -210,8 +210,13 @@ def report_lines(
 
 
 def host_rates(model_file: Path) -> dict[int, float]:
-    """Of copies out of the file's pages, by the number of threads."""
-    mapping = comfy_program.load_pack().host.open_mapping(model_file)
+    """Of copies out of the file's pages, by the number of threads; none of a file that cannot be
+    mapped."""
+    pack = comfy_program.load_pack()
+    try:
+        mapping = pack.host.open_mapping(model_file)
+    except pack.values.CourierError:
+        return {}
     size = min(mapping.header.identity.size_bytes, MOST_COPIED_BYTES)
     return host_copy_rates(mapping.base_address, size)
 
@@ -244,8 +249,8 @@ def main(arguments: Sequence[str]) -> int:
     with loaded_model(options, by_core, options.dynamic_vram) as model:
         print(f"{type(model).__name__}", flush=True)
         link = measure_link().get("link_bytes_per_second")
-        is_repeatable, cycles = measure(model, options.latent, options.steps, options.rounds)
         host = host_rates(options.model)
+        is_repeatable, cycles = measure(model, options.latent, options.steps, options.rounds)
         del model
         comfy_program.let_go()
         without = moment()

@@ -14,7 +14,8 @@ from devtools.paths import Paths
 
 NODE_MINIMUM = 18
 MOST_WORKERS = 4
-"""Each has ComfyUIs of its own; more of them need more RAM than time they save."""
+WORKER_BYTES = 5 << 30
+"""Each has several ComfyUIs and a browser of its own."""
 
 
 def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> int:
@@ -38,12 +39,25 @@ def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> 
 
 
 def _all_at_once() -> list[str]:
-    """Every test, in several processes, a file in one. Who asks for some wants them in order.
+    """Every test, in several processes, a file in one; who asks for some wants them in order.
 
-    Not the files with the most tests first: those with the fewest take the longest.
+    In the order of the folders, where tests with a real ComfyUI come early: the files with the
+    fewest tests, which xdist would put last, are those that take longest. One process where there
+    is a card, which tests measure.
     """
-    workers = str(min(MOST_WORKERS, os.cpu_count() or 1))
+    if shutil.which("nvidia-smi") is not None:
+        return []
+    workers = str(_worker_count())
     return ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
+def _worker_count() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    most = min(MOST_WORKERS, len(affinity(0)) if affinity is not None else os.cpu_count() or 1)
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        most = min(most, memory // WORKER_BYTES)
+    return max(1, most)
 
 
 def _node_tests_pass(paths: Paths) -> bool:

@@ -289,20 +289,21 @@ class CudaBackend:
         locked = [piece for piece in pieces if piece.locked]
         loose = [piece for piece in pieces if not piece.locked]
         events: list[DeviceEvent] = []
-        if locked:
-            events.append(self._copy(self._copy_stream, locked, after))
         try:
+            if locked:
+                events.append(self._copy(self._copy_stream, locked, after))
             if lanes is not None and loose:
-                return lanes.submit(loose, after, lambda carried: self._join([*events, *carried]))
+                return lanes.submit(
+                    loose, after, lambda carried: self._join([*events, *carried]), self._run_dry
+                )
             if loose or not events:
                 # The driver stages unlocked bytes itself, and only once its stream has run dry: on
                 # the stream of the locked ones the link would have nothing to do meanwhile.
                 events.append(self._copy(self._loose_stream, loose, after))
+            return shipped(self._join(events))
         except BaseException:
-            # The locked pieces are under way, and the caller is about to take the memory for free.
-            self._copy_stream.synchronize()
+            self._run_dry()
             raise
-        return shipped(self._join(events))
 
     def wait(self, event: DeviceEvent) -> None:
         """The current stream of this device waits."""
@@ -392,19 +393,25 @@ class CudaBackend:
         if index not in _ROUNDERS:
             try:
                 with torch.cuda.device(self.device):
-                    _ROUNDERS[index] = self._tried(load_rounder())
+                    _ROUNDERS[index] = self._tried_rounder()
             except (DriverError, RuntimeError) as error:
+                if self.is_out_of_memory(error):
+                    return None  # for now; there may be room when it is asked again
                 _LOG.info("bfloat16 is rounded by torch on %s: %s", self.device, error)
                 _ROUNDERS[index] = None
         return _ROUNDERS[index]
 
-    def _tried(self, rounder: Rounder) -> Rounder:
+    def _tried_rounder(self) -> Rounder:
+        if torch.version.hip is not None:
+            raise DriverError("the kernel is for NVIDIA's driver")
         every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16, device=self.device)
         stored = every.view(torch.bfloat16)
         wanted = stored.to(torch.float16)
+        # After the first work on this thread: only then the device's context is current on it.
+        rounder = load_rounder()
         stream = torch.cuda.current_stream(self.device).cuda_stream
         rounder.round(stored.data_ptr(), stored.nbytes // UNIT_BYTES, stream)
-        if not torch.equal(every.view(torch.int16), wanted.view(torch.int16)):
+        if not torch.equal(every, wanted.view(torch.int16)):
             raise DriverError("the kernel does not round as torch does")
         return rounder
 
@@ -441,17 +448,17 @@ class CudaBackend:
                 assert isinstance(after, torch.cuda.Event)
                 # The slot's last layer may still be executing; only its event makes it ours.
                 stream.wait_event(after)
-            try:
-                for piece in pieces:
-                    # From unlocked memory the call returns once the driver has read the bytes.
-                    piece.destination.copy_(piece.source, non_blocking=True)
-            except BaseException:
-                # No event will tell when the pieces already issued are done, and the caller is
-                # about to take the memory for free.
-                stream.synchronize()
-                raise
+            for piece in pieces:
+                # From unlocked memory the call returns once the driver has read the bytes.
+                piece.destination.copy_(piece.source, non_blocking=True)
             done.record(stream)
         return done
+
+    def _run_dry(self) -> None:
+        """After an error: no event tells when the pieces already issued are done, and the caller
+        is about to take the memory for free."""
+        self._copy_stream.synchronize()
+        self._loose_stream.synchronize()
 
     def _join(self, events: Sequence[DeviceEvent]) -> DeviceEvent:
         if len(events) == 1:

@@ -50,6 +50,9 @@ class Lane(Protocol):
 Join = Callable[[Sequence[DeviceEvent]], DeviceEvent]
 """One event that passes once all of those have. Called in a lane's thread."""
 
+Settle = Callable[[], None]
+"""Waits for what the shipment has under way beside the lanes. Called before an error is told."""
+
 
 @dataclass(eq=False)
 class _Job:
@@ -62,6 +65,7 @@ class _Job:
     """(piece, start, length), each within one chunk."""
     future: Future[DeviceEvent]
     join: Join
+    settle: Settle | None
     taken: int = 0
     unfinished: int = 0
     is_answered: bool = False
@@ -95,6 +99,7 @@ class CopyLanes:
         pieces: Sequence[CopyPiece],
         after: DeviceEvent | None,
         join: Join,
+        settle: Settle | None = None,
     ) -> Future[DeviceEvent]:
         """Have the lanes carry ``pieces``; the future's event is what ``join`` makes of theirs.
 
@@ -106,7 +111,7 @@ class CopyLanes:
             for index, piece in enumerate(pieces)
             for start in range(0, piece.source.numel(), self._chunk_bytes)
         ]
-        job = _Job(next(self._numbers), tuple(pieces), after, segments, future, join)
+        job = _Job(next(self._numbers), tuple(pieces), after, segments, future, join, settle)
         job.unfinished = len(segments)
         if not segments:
             self._answer(job)
@@ -225,8 +230,9 @@ class CopyLanes:
             except BaseException as problem:
                 error = problem
         # No event tells when what was issued is done, and its memory is about to be taken for free.
-        for lane in self._lanes:
-            _error_of(lane.settle)
+        for settle in [lane.settle for lane in self._lanes] + [job.settle]:
+            if settle is not None:
+                _error_of(settle)
         # They hold the job, and with it the future that is about to hold the error.
         traceback.clear_frames(error.__traceback__)
         job.error = None

@@ -120,9 +120,12 @@ def _driver() -> ctypes.CDLL:
     except OSError as error:
         raise DriverError(f"the driver's library cannot be opened: {error}") from error
     pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    library.cuModuleLoadData.argtypes = (pointer, ctypes.c_char_p)
-    library.cuModuleGetFunction.argtypes = (pointer, pointer, ctypes.c_char_p)
-    library.cuLaunchKernel.argtypes = (pointer, *(unsigned,) * 7, pointer, pointer, pointer)
+    try:
+        library.cuModuleLoadData.argtypes = (pointer, ctypes.c_char_p)
+        library.cuModuleGetFunction.argtypes = (pointer, pointer, ctypes.c_char_p)
+        library.cuLaunchKernel.argtypes = (pointer, *(unsigned,) * 7, pointer, pointer, pointer)
+    except AttributeError as error:
+        raise DriverError(f"the driver's library is of another kind: {error}") from error
     return library
 
 

@@ -178,9 +178,9 @@ def _stat(folder: Path) -> dict[str, int]:
     """Of its dozens of lines those that are asked for: a status that is polled comes by often."""
     found = {}
     for line in _text(folder / "memory.stat").splitlines():
-        name, _, count = line.partition(" ")
-        if name in _COUNTS and _is_count(count.strip()):
-            found[name] = int(count)
+        pair = line.split()
+        if len(pair) == 2 and pair[0] in _COUNTS and _is_count(pair[1]):
+            found[pair[0]] = int(pair[1])
     return found
 
 

@@ -27,7 +27,9 @@ def test_1000_updates_add_no_elements(
     first, update = median(found["first"]), median(found["updates"])
     figures = f"300 layers: first render {first:.1f} ms, update {update:.2f} ms (medians)\n"
     # For people to look at: how quick it is on a machine that others use too fails no test.
-    (courier_checkout.logs / "panel" / "speed.txt").write_text(figures, encoding="utf-8")
+    file = courier_checkout.logs / "panel" / "speed.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(figures, encoding="utf-8")
     assert len(found["updates"]) == 1000
     assert found["after"] == found["nodes"], "elements grow"
     assert found["left"] == 0

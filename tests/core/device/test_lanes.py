@@ -124,7 +124,9 @@ class Setup:
     fakes: list[FakeLane]
     lanes: CopyLanes
 
-    def submit(self, *sizes: int, after: object = None, join: Any = None) -> Job:
+    def submit(
+        self, *sizes: int, after: object = None, join: Any = None, settle: Any = None
+    ) -> Job:
         sources = [torch.randint(1, 256, (size,), dtype=torch.uint8) for size in sizes]
         destinations = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
         joined: list[Sequence[Event]] = []
@@ -137,7 +139,7 @@ class Setup:
             CopyPiece(destination, source, False)
             for destination, source in zip(destinations, sources, strict=True)
         ]
-        future = self.lanes.submit(pieces, after, join or keep)
+        future = self.lanes.submit(pieces, after, join or keep, settle)
         return Job(sources, destinations, future, joined)
 
 
@@ -227,6 +229,33 @@ def test_nothing_to_carry_is_answered_at_once_and_needs_no_thread(
 
 
 # Jobs side by side
+
+
+@pytest.mark.parametrize("fails", ["lane", "join", ""])
+def test_what_is_under_way_beside_the_lanes_is_settled_before_an_error_is_told(
+    make: Callable[..., Setup], fails: str
+) -> None:
+    setup = make(2)
+    was_told: list[bool] = []
+    jobs: list[Job] = []
+    is_given = threading.Event()
+
+    def fail(*_: object) -> None:
+        raise ValueError("broken")
+
+    def settle() -> None:
+        assert is_given.wait(PATIENCE_SECONDS)
+        was_told.append(jobs[0].future.done())
+        raise OSError("even if it cannot")
+
+    if fails == "lane":
+        setup.fakes[0].on_carry = setup.fakes[1].on_carry = fail
+    join = fail if fails == "join" else None
+    jobs.append(setup.submit(5 * CHUNK, join=join, settle=settle))
+    is_given.set()
+    error = jobs[0].future.exception(PATIENCE_SECONDS)
+    assert was_told == ([False] if fails else [])
+    assert isinstance(error, ValueError) is bool(fails)
 
 
 def test_all_lanes_work_on_one_job_at_once(make: Callable[..., Setup]) -> None:

@@ -94,3 +94,9 @@ def test_a_machine_without_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rounding, "_LIBRARY", "no-such-library.so.1")
     with pytest.raises(DriverError, match="cannot be opened"):
         rounding.load()
+
+
+def test_a_library_without_these_functions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "_open", lambda name: object())
+    with pytest.raises(DriverError, match="of another kind"):
+        rounding.load()
