@@ -68,7 +68,7 @@ def host_copy_rates(
     Args:
         address: on a page's border. So are the targets: between unlike places memmove is slower.
     """
-    pieces = range(0, size_bytes - HOST_PIECE_BYTES + 1, HOST_PIECE_BYTES) or range(0)
+    pieces = range(0, size_bytes - HOST_PIECE_BYTES + 1, HOST_PIECE_BYTES)
     pages = mmap.mmap(-1, 2 * max(threads) * HOST_PIECE_BYTES)
     first = ctypes.addressof(ctypes.c_char.from_buffer(pages))
 

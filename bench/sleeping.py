@@ -176,7 +176,7 @@ def moment() -> Moment:
 def report_lines(
     cycles: Sequence[Cycle],
     link_bytes_per_second: float | None,
-    host_rates: Mapping[int, float] | None = None,
+    host_bytes_per_second: Mapping[int, float] | None = None,
 ) -> list[str]:
     """A table, and what to hold a wake against: resident bytes over the rate of page-locked memory,
     and over what the host's own threads copy out of the file's pages."""
@@ -201,11 +201,12 @@ def report_lines(
             "",
             f"resident bytes over the link ({link_bytes_per_second / 1e9:.1f} GB/s): {floor:.3f} s",
         ]
-    for threads, rate in (host_rates or {}).items() if cycles else ():
-        lines.append(
+    if host_bytes_per_second and cycles:
+        lines += [
             f"resident bytes through memmove by {threads} threads ({rate / 1e9:.1f} GB/s): "
             f"{cycles[0].resident_bytes / rate:.3f} s"
-        )
+            for threads, rate in host_bytes_per_second.items()
+        ]
     return lines
 
 

@@ -15,7 +15,7 @@ from devtools.paths import Paths
 NODE_MINIMUM = 18
 MOST_WORKERS = 4
 WORKER_BYTES = 5 << 30
-"""Each has several ComfyUIs and a browser of its own."""
+"""What one takes: each has several ComfyUIs and a browser of its own."""
 
 
 def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> int:

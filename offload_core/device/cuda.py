@@ -302,6 +302,7 @@ class CudaBackend:
                 events.append(self._copy(self._loose_stream, loose, after))
             return shipped(self._join(events))
         except BaseException:
+            # Whatever it was, Ctrl-C too: pieces already issued are still under way.
             self._run_dry()
             raise
 

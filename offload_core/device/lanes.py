@@ -230,9 +230,10 @@ class CopyLanes:
             except BaseException as problem:
                 error = problem
         # No event tells when what was issued is done, and its memory is about to be taken for free.
-        for settle in [lane.settle for lane in self._lanes] + [job.settle]:
-            if settle is not None:
-                _error_of(settle)
+        for lane in self._lanes:
+            _error_of(lane.settle)
+        if job.settle is not None:
+            _error_of(job.settle)
         # They hold the job, and with it the future that is about to hold the error.
         traceback.clear_frames(error.__traceback__)
         job.error = None

@@ -18,11 +18,6 @@ import psutil
 # Version 1 writes "no limit" as the largest page-rounded 64-bit number; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 1 << 60
 
-_FILE_COUNTS = ("active_file", "inactive_file", "unevictable", "shmem", "cache")
-_COUNTS = frozenset(
-    ("file", "hierarchical_memory_limit", *_FILE_COUNTS, *(f"total_{n}" for n in _FILE_COUNTS))
-)
-
 
 @dataclass(frozen=True)
 class HostLimits:
@@ -126,9 +121,8 @@ def _chain(base: Path, group: str) -> Iterator[Path]:
 
 def _limits_v2(folder: Path, base: Path) -> Iterator[_GroupLimit]:
     # memory.high does not kill, but beyond it every allocation is throttled to a crawl.
-    named = {name: _number(folder / name) for name in ("memory.max", "memory.high")}
-    found = {name: limit for name, limit in named.items() if limit is not None}
-    if not found:
+    limits = {name: _number(folder / name) for name in ("memory.max", "memory.high")}
+    if all(limit is None for limit in limits.values()):
         return  # most groups; what is used of them is long to read, and the status does so often
     stat = _stat(folder)
     # Shared memory is on the anonymous lists and mlocked pages are on none of these two, so their
@@ -137,8 +131,9 @@ def _limits_v2(folder: Path, base: Path) -> Iterator[_GroupLimit]:
     if droppable is None:
         droppable = stat.get("file", 0) - stat.get("shmem", 0) - stat.get("unevictable", 0)
     used = _used(folder / "memory.current", droppable)
-    for name, limit in found.items():
-        yield _GroupLimit(limit, used, f"{name} of control group {_name(folder, base)}")
+    for name, limit in limits.items():
+        if limit is not None:
+            yield _GroupLimit(limit, used, f"{name} of control group {_name(folder, base)}")
 
 
 def _limits_v1(folder: Path, base: Path) -> Iterator[_GroupLimit]:
@@ -175,13 +170,8 @@ def _droppable(stat: dict[str, int], active: str, inactive: str) -> int | None:
 
 
 def _stat(folder: Path) -> dict[str, int]:
-    """Of its dozens of lines those that are asked for: a status that is polled comes by often."""
-    found = {}
-    for line in _text(folder / "memory.stat").splitlines():
-        pair = line.split()
-        if len(pair) == 2 and pair[0] in _COUNTS and _is_count(pair[1]):
-            found[pair[0]] = int(pair[1])
-    return found
+    pairs = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_count(pair[1])}
 
 
 def _number(path: Path) -> int | None:

@@ -43,7 +43,7 @@ def test_each_cycle_is_a_row_and_the_link_gives_the_floor() -> None:
     assert len(report_lines([cycle()], None)) == 3
 
 
-def test_what_the_hosts_threads_copy_is_a_floor_too() -> None:
+def test_what_the_hosts_threads_copy_stands_beside_it() -> None:
     *_, seven, fourteen = report_lines([cycle()], 8 * GIB / 0.5, {7: 8 * GIB, 14: 16 * GIB})
     assert seven == "resident bytes through memmove by 7 threads (8.6 GB/s): 1.000 s"
     assert fourteen.endswith("14 threads (17.2 GB/s): 0.500 s")

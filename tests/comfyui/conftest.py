@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from playwright.sync_api import Browser
 
 from devtools.comfyui_host import ComfyUIHost
 from devtools.comfyui_install import ComfyUIProgram, choose_program, ensure_base
+from devtools.environment import only_one
 from devtools.page import Trouble, chromium, open_page, prepare
 from devtools.paths import PACK_NAME, Paths, checkout
 from devtools.small_models import write_all
@@ -74,7 +74,7 @@ def comfyui_path(comfyui_program: ComfyUIProgram) -> Path:
 def small_models(courier_checkout: Paths) -> Iterator[SmallModels]:
     """Files of the session's own, so that a test may damage, replace or add some."""
     # Several processes may run tests at once; one of them makes the originals.
-    with FileLock(courier_checkout.state / "models.lock"):
+    with only_one(courier_checkout.state / "models.lock"):
         originals = write_all(courier_checkout.models)
     with tempfile.TemporaryDirectory(prefix="test-base-", dir=courier_checkout.state) as folder:
         base = ensure_base(courier_checkout, Path(folder).resolve())
