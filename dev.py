@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name in ("demo", "test", "bench"):
         add_comfyui_options(parsers[name])
     parsers["demo"].add_argument("--serve", action="store_true", help="keep it up until Ctrl-C")
+    parsers["demo"].add_argument("--port", type=int, help="for ComfyUI (default: a free one)")
     parsers["demo"].add_argument("--workflow", metavar="FILE", help="another one, in API form")
     parsers["bench"].add_argument("--steps", type=int, default=4, help="sampling steps (default 4)")
     parsers["clean"].add_argument(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.big_model import DEFAULT_SHAPE
+from bench.big_model import DEFAULT_SHAPE, is_ready
 from bench.machine import default_python
 from bench.records import Report, report_from
-from bench.rows import Limits
+from bench.rows import Limits, all_rows, choose
 from bench.units import GIB, Latent, ModelShape
 from devtools.paths import checkout
 
@@ -41,10 +41,10 @@ class Settings:
     out: Path
     name: str
 
-    def limits(self) -> Limits:
-        """Once the model is there."""
+    def limits(self, model_gib: float | None = None) -> Limits:
+        """Once the model is there, or with its size."""
         return Limits(
-            model_gib=self.model.stat().st_size / GIB,
+            model_gib=self.model.stat().st_size / GIB if model_gib is None else model_gib,
             device_gib=self.device_gib,
             budgets_gib=self.budgets_gib,
             host_available_gib=self.host_available_gib,
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", type=Path, required=True, help="written there unless it is there already")
-    add("--shape", type=ModelShape.parse, default=DEFAULT_SHAPE, help="DEPTHxWIDTHxFFN")
+    add("--shape", type=ModelShape.parse, help=f"DEPTHxWIDTHxFFN; default: {DEFAULT_SHAPE}")
     add("--as-is", action="store_true", help="measure the file as it is, whatever it is")
     add("--comfyui", type=Path, help="default: the one that dev.py embeds")
     add("--comfyui-python", default=default_python(), metavar="FILE")
@@ -103,11 +103,12 @@ def settings_from(options: argparse.Namespace) -> Settings:
                 f"{program} is not a ComfyUI; 'python3 dev.py demo' makes the embedded one, or "
                 "name another"
             )
+    model = options.model.expanduser().absolute()
     if options.steps < 1 or options.runs < 1:
         raise ValueError("at least one step and one run are needed")
-    return Settings(
-        model=options.model.expanduser().absolute(),
-        shape=None if options.as_is else options.shape,
+    settings = Settings(
+        model=model,
+        shape=_shape(options, model),
         comfyui=comfyui,
         python=options.comfyui_python,
         comfyui_args=options.comfyui_args,
@@ -127,6 +128,8 @@ def settings_from(options: argparse.Namespace) -> Settings:
         out=options.out or paths.root / "bench" / "results",
         name=options.name,
     )
+    choose(all_rows(settings.limits(model_gib=0)), settings.only)  # before a model is written
+    return settings
 
 
 def read_report(file: Path) -> Report:
@@ -135,6 +138,18 @@ def read_report(file: Path) -> Report:
         return report_from(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no report of this suite ({error!r})") from None
+
+
+def _shape(options: argparse.Namespace, model: Path) -> ModelShape | None:
+    """None: the file as it is. Raises: ValueError where one of another shape would have to go."""
+    if options.as_is:
+        return None
+    if options.shape is None and model.exists() and not is_ready(model, DEFAULT_SHAPE):
+        raise ValueError(
+            f"{model.name} is there, and is not the default model ({DEFAULT_SHAPE}); name its "
+            "--shape, or measure it --as-is"
+        )
+    return options.shape or DEFAULT_SHAPE
 
 
 def _device_gib(text: str, free_gib: float) -> float | None:

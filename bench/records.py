@@ -131,9 +131,11 @@ class Report:
 
 
 def steady(step_seconds: Sequence[float]) -> float:
-    """Median of the steps after the third; with fewer steps, of those after the first."""
-    later = step_seconds[SETTLING_STEPS:] or step_seconds[1:] or step_seconds
-    return statistics.median(later)
+    """Median of the steps after the third; with fewer than five steps, of those after the first."""
+    settled = step_seconds[SETTLING_STEPS:]
+    # One step alone would say more about what else the machine did then.
+    later = settled if len(settled) > 1 else step_seconds[1:]
+    return statistics.median(later or step_seconds)
 
 
 def to_json(report: Report) -> dict[str, Any]:

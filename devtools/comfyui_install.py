@@ -34,6 +34,7 @@ MODEL_FOLDERS = (
     "vae",
     "vae_approx",
 )
+_OURS = ("--port", "--listen", "--base-directory")
 COPY_IGNORES = shutil.ignore_patterns(".*", "__pycache__", "tests", "bench", "devtools")
 
 
@@ -70,6 +71,9 @@ def choose_program(
     python = python or os.environ.get("COMFYUI_PYTHON")
     frontend = frontend or os.environ.get("COMFYUI_FRONT_END_ROOT")
     args = tuple(shlex.split(extra_args or os.environ.get("COMFYUI_ARGS", "")))
+    for name in _OURS:
+        if any(word == name or word.startswith(f"{name}=") for word in args):
+            raise DevError(f"--comfyui-args may not have {name}: dev.py chooses it (demo --port)")
     front = Path(frontend).expanduser().resolve() if frontend else None
     if front is not None and not (front / "index.html").is_file():
         raise DevError(f"--front-end-root {front} has no index.html; name the folder that has it")

@@ -39,7 +39,8 @@ def run_command(paths: Paths, options: argparse.Namespace, rest: list[str]) -> i
     if options.command == "demo":
         from devtools.demo import run_demo
 
-        return run_demo(paths, prepare(paths, options), options.workflow, serve=options.serve)
+        prepared = prepare(paths, options)
+        return run_demo(paths, prepared, options.workflow, options.serve, options.port)
     from devtools.bench import run_bench
 
     return run_bench(paths, prepare(paths, options), steps=options.steps)

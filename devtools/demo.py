@@ -23,9 +23,15 @@ MEASURED_NAMES = {
 }
 
 
-def run_demo(paths: Paths, prepared: Prepared, workflow: str | None, serve: bool = False) -> int:
+def run_demo(
+    paths: Paths,
+    prepared: Prepared,
+    workflow: str | None,
+    serve: bool = False,
+    port: int | None = None,
+) -> int:
     prompt = read_workflow(Path(workflow) if workflow else paths.root / WORKFLOW)
-    host = ComfyUIHost(prepared.program, prepared.base, paths.logs / "demo.log")
+    host = ComfyUIHost(prepared.program, prepared.base, paths.logs / "demo.log", port=port)
     try:
         with Progress("Starting ComfyUI") as progress:
             host.start(progress=progress)

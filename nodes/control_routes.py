@@ -157,6 +157,12 @@ class AliasRoute(OrderRoute):
         fields = parse_object(body) if body.strip() else {}
         return self._make_call(ignored=tuple(fields))
 
+    def _describe(self, error: Exception) -> tuple[int, str, str, dict[str, Any]]:
+        status, code, message, more = super()._describe(error)
+        if isinstance(error, BusyError):
+            message += " (fields are not read here: POST /courier/v1/sleep or /courier/v1/wake)"
+        return status, code, message, more
+
     def _failure_body(self, code: str, message: str, more: dict[str, Any]) -> dict[str, Any]:
         return {**error_body(code, message), "success": False, "message": message, **more}
 

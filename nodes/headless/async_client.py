@@ -122,7 +122,7 @@ class AsyncCourierClient(AsyncConnection):
 
     async def sleep(
         self,
-        models: Sequence[str] | None = None,
+        models: str | Sequence[str] | None = None,
         level: int = 1,
         when: str = "now",
         on_use: str = "refuse",
@@ -130,7 +130,9 @@ class AsyncCourierClient(AsyncConnection):
         """See CourierClient."""
         return dict(await self.call(calls.sleep(models, level, when, on_use)))
 
-    async def wake(self, models: Sequence[str] | None = None, when: str = "now") -> dict[str, Any]:
+    async def wake(
+        self, models: str | Sequence[str] | None = None, when: str = "now"
+    ) -> dict[str, Any]:
         """See CourierClient."""
         return dict(await self.call(calls.wake(models, when)))
 

@@ -78,13 +78,13 @@ def models() -> Call:
     return Call("GET", _PREFIX + "models")
 
 
-def sleep(models: Sequence[str] | None, level: int, when: str, on_use: str) -> Call:
+def sleep(models: str | Sequence[str] | None, level: int, when: str, on_use: str) -> Call:
     """``POST /courier/v1/sleep``."""
     body = {"models": _ids(models), "level": level, "when": when, "on_use": on_use}
     return Call("POST", _PREFIX + "sleep", body, takes_its_time=True)
 
 
-def wake(models: Sequence[str] | None, when: str) -> Call:
+def wake(models: str | Sequence[str] | None, when: str) -> Call:
     """``POST /courier/v1/wake``."""
     body = {"models": _ids(models), "when": when}
     return Call("POST", _PREFIX + "wake", body, takes_its_time=True)
@@ -229,8 +229,11 @@ def _figures(model: str, device_gib: Gib, host_gib: Gib) -> dict[str, Any]:
     return {"model": model, **given}
 
 
-def _ids(models: Sequence[str] | None) -> Any:
-    return "all" if models is None else list(models)
+def _ids(models: str | Sequence[str] | None) -> Any:
+    # A lone string is one id, and no sequence of letters; "all" means what it means over HTTP.
+    if models is None or models == "all":
+        return "all"
+    return [models] if isinstance(models, str) else list(models)
 
 
 def _quoted(run_id: str) -> str:

@@ -121,7 +121,7 @@ class CourierClient(Connection):
 
     def sleep(
         self,
-        models: Sequence[str] | None = None,
+        models: str | Sequence[str] | None = None,
         level: int = 1,
         when: str = "now",
         on_use: str = "refuse",
@@ -129,7 +129,7 @@ class CourierClient(Connection):
         """Put models to sleep (None: all). Gives the receipt: docs/http.md."""
         return dict(self.call(calls.sleep(models, level, when, on_use)))
 
-    def wake(self, models: Sequence[str] | None = None, when: str = "now") -> dict[str, Any]:
+    def wake(self, models: str | Sequence[str] | None = None, when: str = "now") -> dict[str, Any]:
         """Wake models (None: all that sleep). Gives the receipt."""
         return dict(self.call(calls.wake(models, when)))
 

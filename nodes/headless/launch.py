@@ -55,7 +55,8 @@ def find_program(folder: str, python: str | None, extra: Sequence[str]) -> Progr
         found = shutil.which(python)
         if found is None:
             raise UsageError(f"--comfyui-python {python} is no program that can be started")
-        return Program(path, found, tuple(extra))
+        # It is started in ComfyUI's folder. Not resolved: an environment is known by its link.
+        return Program(path, str(Path(found).absolute()), tuple(extra))
     return Program(path, _python_of(path), tuple(extra))
 
 
@@ -116,7 +117,12 @@ def _wait_until_up(process: subprocess.Popen[bytes], client: CourierClient, log:
     while True:
         code = process.poll()
         if code is not None:
-            raise HeadlessError(f"ComfyUI ended with {code} instead of starting:\n{_tail(log)}")
+            tail = _tail(log)
+            text = f"ComfyUI ended with {code} instead of starting:\n{tail}"
+            if "ModuleNotFoundError" in tail:
+                text += f"\n{process.args[0]} lacks what ComfyUI needs; name one that has it with "
+                text += "--comfyui-python"
+            raise HeadlessError(text)
         try:
             client.call(_UP)
         except ConnectionLostError:

@@ -90,7 +90,9 @@ def _add_workflow(parser: Parser) -> None:
     parser.add_argument(
         "--courier", action="store_true", help="Courier's loaders in the place of ComfyUI's own"
     )
-    parser.add_argument("--vram", type=_gib, metavar="GIB", help="of the card, for each model")
+    parser.add_argument(
+        "--vram", type=_gib, metavar="GIB", help="of the card, for each model; 0: ComfyUI decides"
+    )
     parser.add_argument("--ram", type=_gib, metavar="GIB", help="of RAM, for each model")
     parser.add_argument(
         "--together", action="store_true", help="--vram and --ram are for all models together"
@@ -133,7 +135,9 @@ def _add_plan(parser: Parser) -> None:
     parser.add_argument("model", help="a .safetensors file, one of its shards, or their index")
     card = parser.add_mutually_exclusive_group()
     card.add_argument("--card", type=_gib, metavar="GIB", help="a card of that size; default: this")
-    card.add_argument("--vram", type=_gib, metavar="GIB", help="a budget of the card instead")
+    card.add_argument(
+        "--vram", type=_gib, metavar="GIB", help="a budget of the card instead, not 0"
+    )
     parser.add_argument("--ram", type=_gib, metavar="GIB", help="a budget of RAM")
     parser.add_argument("--activations", type=_gib, metavar="GIB", help="that a run needs beside")
     link = parser.add_mutually_exclusive_group()

@@ -7,6 +7,7 @@ from .checkpoint import (
     read_header,
     torch_dtype,
 )
+from .heap import give_back_freed
 from .identity import (
     FileIdentity,
     check_not_rewritten,
@@ -60,6 +61,7 @@ __all__ = [
     "difference_text",
     "file_text",
     "fill",
+    "give_back_freed",
     "host_limits",
     "maps_lines",
     "maps_lookup",

@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..values import AsleepError, ConfigError, CourierError, size_text
+from ..host import give_back_freed
+from ..values import AsleepError, ConfigError, CourierError
 from .records import Held, MachineRecord, ModelReceipt, Receipt, SleepState
+from .sentences import with_result
 from .sleepers import LEVELS, Sleeper
 
 Progress = Callable[[int, int, str], None]
@@ -115,8 +117,14 @@ class SleepController:
                 rest.state, rest.level, rest.problem = SleepState.ASLEEP, deeper, ""
 
             awake = {sleeper.id for sleeper in chosen if not sleeper.is_asleep}
+            was_to_wake = {sleeper.id: self._rests[sleeper.id].wakes_on_use for sleeper in chosen}
             receipt = self._carry_out("sleep", chosen, fall_asleep, self._wake_one, awake, progress)
             self.set_wakes_on_use([sleeper.id for sleeper in chosen], wakes_on_use)
+            if any(was_to_wake[s.id] is not wakes_on_use for s in chosen if s.id not in awake):
+                now = "wakes it" if wakes_on_use else "is refused"
+                receipt = replace(
+                    receipt, message=f"{receipt.message} From now on, use of a sleeping one {now}."
+                )
             return receipt
 
     def set_wakes_on_use(self, ids: Iterable[str], wakes_on_use: bool) -> None:
@@ -234,7 +242,9 @@ class SleepController:
             text = f"{action} failed at {at}: {error}. "
             text += " ".join(problems) or "Everything is as it was."
             raise OrderError(text, not problems, receipt(False, text)) from error
-        return _with_result(receipt(True, ""), self._place, self._is_ram)
+        if self._is_ram or any(s.held().copied_bytes < held[s.id].copied_bytes for s in chosen):
+            give_back_freed()
+        return with_result(receipt(True, ""), self._place, self._is_ram)
 
     def _undo(
         self,
@@ -288,52 +298,3 @@ def _error_of(call: Callable[[Sleeper], None], sleeper: Sleeper) -> Exception | 
     except Exception as error:
         return error
     return None
-
-
-def _with_result(receipt: Receipt, place: str, is_ram: bool) -> Receipt:
-    """The same with its sentence, and no "ok" where nothing came of it."""
-    changed = [model for model in receipt.models if model.changed]
-    if receipt.action == "wake":
-        return replace(receipt, ok=True, message=_woken_text(changed, receipt, place, is_ram))
-    if not changed:
-        asleep = _count([m for m in receipt.models if m.level], "sleeps", "sleep")
-        text = f"Nothing was awake: nothing was given back. {asleep}."
-        return replace(receipt, ok=True, message=text)
-    device = sum(model.before.device_bytes - model.after.device_bytes for model in changed)
-    host = sum(model.before.host_bytes - model.after.host_bytes for model in changed)
-    left = [model.name for model in changed if model.after.device_bytes]
-    measured = _given_back(receipt)
-    counted = "" if measured is None else f" (its driver counts {size_text(max(0, measured))})"
-    given = f"{size_text(device)} of {place}{counted} and {size_text(max(0, host))} held in RAM"
-    if is_ram:
-        given = f"{size_text(max(0, device + host))} of {place}"
-    text = (
-        f"{_count(changed, 'sleeps', 'sleep')}: {given} were given back in {receipt.seconds:.2f} s."
-    )
-    if left:
-        text = f"{text} Not all of {place} was: {', '.join(left)}."
-        return replace(receipt, ok=False, message=text)
-    if measured is not None and device > 0 and measured <= 0:
-        text = f"{text} But its driver counts no more free than before."
-        return replace(receipt, ok=False, message=text)
-    return replace(receipt, ok=True, message=text)
-
-
-def _given_back(receipt: Receipt) -> int | None:
-    """By the driver's count; None where there is none."""
-    before, after = receipt.before.device_used_bytes, receipt.after.device_used_bytes
-    return None if before is None or after is None else before - after
-
-
-def _woken_text(changed: Sequence[ModelReceipt], receipt: Receipt, place: str, is_ram: bool) -> str:
-    if not changed:
-        return "Nothing was asleep."
-    device = sum(model.after.device_bytes - model.before.device_bytes for model in changed)
-    if is_ram:
-        device += sum(model.after.host_bytes - model.before.host_bytes for model in changed)
-    are = _count(changed, "is awake", "are awake")
-    return f"{are}: {size_text(max(0, device))} of {place} in {receipt.seconds:.2f} s."
-
-
-def _count(models: Sequence[ModelReceipt], one: str, several: str) -> str:
-    return f"1 model {one}" if len(models) == 1 else f"{len(models)} models {several}"

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.big_model import ensure_model
 from bench.options import Settings, parse, read_report
 from bench.records import Report, to_json
-from bench.units import Latent
+from bench.units import Latent, ModelShape
 
 
 @pytest.fixture
@@ -28,6 +29,28 @@ def test_model_alone_is_the_whole_thing(comfyui: Path) -> None:
     assert found.budgets_gib == [4.0, 6.0, 8.0, 12.0]
     assert (found.free_gib, found.device_gib, found.newer) == (12.0, 12.0, None)
     assert found.model.is_absolute()
+
+
+def test_rows_that_there_are_not_are_refused_before_a_model_is_written(
+    comfyui: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settings(comfyui, "--only", "budget-*,core").only == ["budget-*", "core"]
+    with pytest.raises(SystemExit):
+        settings(comfyui, "--only", "nosuch")
+    assert "no row is called nosuch; there are: resident, " in capsys.readouterr().err
+
+
+def test_a_model_of_another_shape_is_not_replaced_unasked(
+    comfyui: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.safetensors"
+    shape = ModelShape(1, 128, 256)
+    ensure_model(file, shape)
+    with pytest.raises(SystemExit):
+        settings(comfyui, "--model", str(file))
+    assert "is not the default model (40x5120x13824); name its --shape" in capsys.readouterr().err
+    assert settings(comfyui, "--model", str(file), "--shape", "1x128x256").shape == shape
+    assert settings(comfyui, "--model", str(file), "--as-is").shape is None
 
 
 @pytest.mark.parametrize(("text", "expected"), [("auto", None), ("11.25", 11.25), ("0", 0.0)])

@@ -12,7 +12,12 @@ from bench.sampling import Sampled
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [([9.0], 9.0), ([9.0, 1.0], 1.0), ([9.0, 5.0, 5.0, 1.0, 2.0, 9.0], 2.0)],
+    [
+        ([9.0], 9.0),
+        ([9.0, 1.0], 1.0),
+        ([9.0, 1.0, 2.0, 9.0], 2.0),
+        ([9.0, 5.0, 5.0, 1.0, 2.0, 9.0], 2.0),
+    ],
 )
 def test_steady_step_leaves_the_first_ones_out(seconds: list[float], expected: float) -> None:
     assert steady(seconds) == expected

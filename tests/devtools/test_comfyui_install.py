@@ -73,6 +73,13 @@ def test_user_s_comfyui_keeps_its_own_frontend(
     assert program.python == Paths(tmp_path).venv_python
 
 
+@pytest.mark.parametrize("words", ["--port 1", "--listen=0.0.0.0", "--a --base-directory b"])
+def test_what_dev_py_chooses_itself_is_refused(tmp_path: Path, words: str) -> None:
+    (tmp_path / "main.py").touch()
+    with pytest.raises(DevError, match=r"may not have --\w.*\(demo --port\)"):
+        choose_program(Paths(tmp_path), str(tmp_path), extra_args=words)
+
+
 def test_frontend_without_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "main.py").touch()
     with pytest.raises(DevError, match=r"has no index\.html"):

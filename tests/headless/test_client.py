@@ -85,6 +85,10 @@ def test_sleep_and_wake_send_what_was_meant(ask: Callable[..., Any], place: Plac
     )  # fmt: skip
     assert ask("wake")["action"] == "wake"
     assert place.control.orders[-1].models is None
+    ask("sleep", "sd3-2")
+    assert place.control.orders[-1].models == ("sd3-2",), "a word is no row of letters"
+    ask("wake", models="all")
+    assert place.control.orders[-1].models is None
 
 
 def test_a_refusal_has_the_servers_words(ask: Callable[..., Any], headless: Headless) -> None:

@@ -136,6 +136,26 @@ def test_where_it_listens_is_not_for_the_user_to_choose(
     assert find_program(str(tmp_path), None, ["--portable"]).extra == ("--portable",)
 
 
+def test_a_python_beside_us_is_started_in_comfyuis_folder_too(
+    headless: Headless, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "comfyui"
+    folder.mkdir()
+    (folder / "main.py").write_text("import no_such_package_at_all")
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    launch = headless.module("launch")
+    program = launch.find_program("comfyui", "./python", [])
+    assert program.python == str(tmp_path / "python"), "the link, which an environment is known by"
+    with (
+        pytest.raises(headless.courier.HeadlessError) as caught,
+        launch.running(program),
+    ):
+        pass
+    assert "No module named 'no_such_package_at_all'" in str(caught.value)
+    assert f"{program.python} lacks what ComfyUI needs" in str(caught.value)
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (("--save", str(COMMAND)), "is no folder"),
     (("--on-use", "wake"), "--on-use is for models that --sleep-after puts to sleep"),

@@ -267,7 +267,8 @@ def test_unknown_id_is_not_found_whatever_it_is(door: Door, model_id: str) -> No
 def test_busy_is_a_conflict(door: Door, words: Any, path: str) -> None:
     door.control.fail_with = words.BusyError("a prompt runs")
     reply = door.ask(path)
-    assert (reply.status, reply.code, reply.message) == (409, "busy", "a prompt runs")
+    assert (reply.status, reply.code) == (409, "busy")
+    assert reply.message.startswith("a prompt runs")
 
 
 @pytest.mark.parametrize("path", ORDERS)
@@ -342,7 +343,9 @@ def test_failed_release_is_no_success_either(door: Door, words: Any) -> None:
     door.control.fail_with = words.BusyError("a prompt runs")
     reply = door.ask(RELEASE)
     assert reply.json["success"] is False
-    assert reply.json["message"] == reply.message == "a prompt runs"
+    assert reply.json["message"] == reply.message
+    # BusyError's own advice is a field, which this path does not read.
+    assert reply.message.startswith("a prompt runs (fields are not read here: POST /courier/v1/")
 
 
 # --- methods

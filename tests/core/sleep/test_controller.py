@@ -118,6 +118,55 @@ def test_all_sleep_and_the_set_that_slept_wakes(level: int) -> None:
 
 
 @dataclass
+class Large(Bed):
+    """Large enough for the process's own count to be compared."""
+
+    def held(self) -> Held:
+        return Held(0 if self.is_asleep else 256 * MIB)
+
+
+@pytest.mark.parametrize(("left", "is_ok"), [(40, True), (100, True), (200, False)])
+def test_what_the_process_keeps_of_the_ram_is_said(left: int, is_ok: bool) -> None:
+    moments = iter([300 * MIB, (44 + left) * MIB])
+    controller = control(
+        [Large("a")], lambda: MachineRecord(anon_bytes=next(moments)), place="RAM", is_ram=True
+    )
+    receipt = controller.sleep()
+    counted = f"{256 - left}.00 MiB"
+    assert f"256.00 MiB of RAM (the system counts {counted}) were given back" in receipt.message
+    assert receipt.ok is is_ok
+    assert receipt.message.endswith("But the process still has most of it.") is not is_ok
+
+
+def test_freed_memory_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[str] = []
+    monkeypatch.setattr(
+        "offload_core.sleep.controller.give_back_freed", lambda: trims.append("trim")
+    )
+    on_a_card = control([Bed("a")])
+    on_a_card.sleep()
+    on_a_card.wake()
+    assert trims == [], "nothing of the heap was freed"
+    in_ram = control([Bed("a")], place="RAM", is_ram=True)
+    in_ram.sleep()
+    assert trims == ["trim"]
+    waking = control([Shelved("b")])
+    waking.sleep()
+    waking.wake()
+    assert trims == ["trim", "trim"], "its copies in RAM went"
+
+
+def test_another_word_about_use_alone_is_told() -> None:
+    controller = control(beds(2))
+    assert "use of" not in controller.sleep(wakes_on_use=True).message
+    assert "use of" not in controller.sleep(wakes_on_use=True).message
+    assert controller.sleep(["a"]).message.endswith("use of a sleeping one is refused.")
+    message = controller.sleep(wakes_on_use=True).message
+    assert message.startswith("Nothing was awake")
+    assert message.endswith("2 models sleep. From now on, use of a sleeping one wakes it.")
+
+
+@dataclass
 class Shelved(Bed):
     """As ComfyUI's own models are: asleep, their weights are in RAM."""
 
@@ -129,8 +178,10 @@ def test_what_goes_from_ram_to_ram_gives_nothing_back() -> None:
     roster = [Bed("a"), Shelved("b")]
     words = {"place": "RAM", "is_ram": True}
     controller = control(roster, **words)
-    assert controller.sleep(level=2).message.startswith("2 models sleep: 12.00 MiB of RAM were")
-    assert controller.wake().message.startswith("2 models are awake: 12.00 MiB of RAM in")
+    assert controller.sleep(level=2).message.startswith(
+        "2 models sleep: 8.00 MiB of RAM and 4.00 MiB of page locks were given back"
+    )
+    assert controller.wake().message.startswith("2 models are awake: 8.00 MiB of RAM in")
     alone = control([Shelved("b")], **words)
     assert alone.sleep().message.startswith("1 model sleeps: 0 B of RAM were given back")
     on_a_card = control([*beds(1), Shelved("b")])
