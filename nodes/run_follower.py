@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from .background import try_to_start
 from .run_service import RunService
 
 LOOK_SECONDS = 0.2
@@ -27,15 +28,11 @@ class RunFollower:
         self._again = False
 
     def wake(self) -> None:
-        """There is a run to look at."""
+        """There is a run to look at. Where no thread can be had for it, the next call tries again."""
         with self._lock:
             self._again = True
             if self._thread is None:
-                # A daemon: it holds nothing, and ComfyUI's end need not wait for it.
-                self._thread = threading.Thread(
-                    target=self._follow, name="courier-runs", daemon=True
-                )
-                self._thread.start()
+                self._thread = try_to_start("courier-runs", self._follow)
 
     def _follow(self) -> None:
         told = ""

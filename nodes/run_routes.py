@@ -81,11 +81,25 @@ class RunDoor:
 
     def paths(self) -> tuple[RunPath, ...]:
         """One for each path."""
-        return (
-            RunPath((START_RUN, self._start), (LIST_RUNS, self._list)),
-            RunPath((READ_RUN, self._read), (CANCEL_RUN, self._cancel)),
-            RunPath((RUN_EVENTS, self._events)),
+        start, list_, read, cancel, events = map(
+            self._followed, (self._start, self._list, self._read, self._cancel, self._events)
         )
+        return (
+            RunPath((START_RUN, start), (LIST_RUNS, list_)),
+            RunPath((READ_RUN, read), (CANCEL_RUN, cancel)),
+            RunPath((RUN_EVENTS, events)),
+        )
+
+    def _followed(self, act: Action) -> Action:
+        """Before it acts, see to it that somebody follows what runs: when a run began, there may
+        have been no thread to be had for that."""
+
+        async def acting(request: web.Request) -> web.StreamResponse:
+            if any(not run.is_over for run in self._service.records()):
+                self._begin_to_follow()
+            return await act(request)
+
+        return acting
 
     async def _start(self, request: web.Request) -> web.Response:
         self._guards.check(request)

@@ -9,6 +9,7 @@ from typing import Any
 
 import comfy.model_management
 
+from ..background import try_to_start
 from ..events import (
     LEAST_SECONDS,
     REFUSED_EVENT,
@@ -40,9 +41,7 @@ def start_feed() -> None:
     global _thread
     with _starting:
         if _thread is None and server() is not None:
-            # A daemon: it holds nothing, and ComfyUI's end need not wait for it.
-            _thread = threading.Thread(target=_run, name="courier-events", daemon=True)
-            _thread.start()
+            _thread = try_to_start("courier-events", _run)
     _something_begins.set()
 
 

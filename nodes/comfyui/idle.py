@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from ..background import try_to_start
 from ..control import BusyError, ControlError, OnUse, SleepOrder
 from ..idle import IdleClock, IdleSettings, settings_from
 from .host import prompt_queue, settings_text
@@ -24,9 +25,7 @@ def start_watch() -> None:
     global _thread
     with _starting:
         if _thread is None and prompt_queue() is not None:
-            # A daemon: it holds nothing, and ComfyUI's end need not wait for it.
-            _thread = threading.Thread(target=_watch, name="courier-idle", daemon=True)
-            _thread.start()
+            _thread = try_to_start("courier-idle", _watch)
 
 
 def read_settings() -> IdleSettings:

@@ -28,6 +28,7 @@ class Door:
         self.environment: dict[str, str] = {}
         self.peer = "127.0.0.1"
         self.now = 0.0
+        self.begun_to_follow = 0
         self.middlewares: list[Any] = []
 
     def talk(self, conversation: Callable[[TestClient[Any, Any]], Awaitable[Any]]) -> Any:
@@ -41,7 +42,7 @@ class Door:
                 rate=guards.RateLimit(clock=lambda: self.now),
             )
             door = self.pack.module("nodes.run_routes").RunDoor(
-                self.studio.service, made, lambda: None
+                self.studio.service, made, self.begin_to_follow
             )
             app = web.Application(middlewares=self.middlewares)
             for path in door.paths():
@@ -51,6 +52,9 @@ class Door:
                 return await asyncio.wait_for(conversation(client), 30)
 
         return asyncio.run(run())
+
+    def begin_to_follow(self) -> None:
+        self.begun_to_follow += 1
 
     def ask(self, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, Any, Any]:
         """(status, headers, JSON) of one request."""
@@ -95,6 +99,21 @@ def test_a_run_that_is_asked_for_is_looked_at(door: Door) -> None:
     )
     assert door.studio.service.record(run_id).state.value == "queued"
     assert door.ask("GET", f"{RUNS}/{run_id}")[2]["state"] == "done"
+
+
+def test_every_request_sees_to_it_that_unfinished_runs_are_followed(door: Door) -> None:
+    door.ask("GET", RUNS)
+    assert door.begun_to_follow == 0, "there is nothing to follow"
+    run_id = door.start()
+    assert door.begun_to_follow == 1
+    for path in (RUNS, f"{RUNS}/{run_id}"):
+        before = door.begun_to_follow
+        door.ask("GET", path)
+        assert door.begun_to_follow == before + 1
+    door.studio.end(run_id)
+    before = door.begun_to_follow
+    door.ask("GET", RUNS)
+    assert door.begun_to_follow == before
 
 
 def test_every_field_reaches_the_order(door: Door, pack: Any) -> None:

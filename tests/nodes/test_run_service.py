@@ -385,3 +385,26 @@ def test_the_follower_ends_with_the_last_run_and_begins_again(studio: Studio, pa
             thread.join(30)
         assert studio.json(run_id)["state"] == "done"
         assert not any(t.name == "courier-runs" for t in threading.enumerate())
+
+
+def test_a_follower_that_could_not_begin_begins_with_the_next_word(
+    studio: Studio, pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = pack.module("nodes.run_follower").RunFollower(studio.service)
+    run_id = studio.start()
+    studio.host.places[run_id] = studio.records.Look(
+        studio.records.Place.ENDED, outcome=studio.records.Outcome({})
+    )
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        follower.wake()
+    assert studio.json(run_id)["state"] == "queued"
+    follower.wake()
+    thread = next((t for t in threading.enumerate() if t.name == "courier-runs"), None)
+    if thread is not None:
+        thread.join(30)
+    assert studio.json(run_id)["state"] == "done"
