@@ -28,7 +28,7 @@ class RunFollower:
         self._again = False
 
     def wake(self) -> None:
-        """There is a run to look at. Where no thread can be had for it, the next call tries again."""
+        """There is a run to look at. Without a thread to be had, the next call tries again."""
         with self._lock:
             self._again = True
             if self._thread is None:

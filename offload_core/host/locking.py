@@ -75,12 +75,19 @@ class LockRefused:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Held:
     """One row of a locker's table. ``owner`` keeps the pages mapped for as long as the row is."""
 
+    start: int
     end: int
     owner: object
+    reservation: Reservation
+    is_locked: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
 
 
 class PageLocker:
@@ -90,9 +97,9 @@ class PageLocker:
     or unlocked twice, that the ledger is charged before and credited after, and that a mapping
     outlives its locks. Locking a range that the system refuses is an answer, not an error.
 
-    Threads: any. ``_held`` and ``_locked_bytes`` are guarded by ``_lock``, which is re-entrant for
-    the reason in ledger.py, "Who may run a finalizer". The backend is called outside it, because
-    locking a cold layer reads it from disk.
+    Threads: any. ``_held`` is guarded by ``_lock``, which is re-entrant for the reason in
+    ledger.py, "Who may run a finalizer". The backend is called outside it, because locking a cold
+    layer reads it from disk.
     """
 
     def __init__(self, backend: PageLockBackend, ledger: HostLedger) -> None:
@@ -100,12 +107,11 @@ class PageLocker:
         self._ledger = ledger
         self._lock = threading.RLock()
         self._held: dict[int, _Held] = {}
-        self._locked_bytes = 0
 
     @property
     def locked_bytes(self) -> int:
         """Really locked at this moment."""
-        return self._locked_bytes
+        return sum(row.size_bytes for row in list(self._held.values()) if row.is_locked)
 
     def lock(
         self, address: int, size_bytes: int, owner: object, what: str, kind: MemoryKind
@@ -127,26 +133,22 @@ class PageLocker:
         reservation = self._ledger.try_reserve(charged)
         if reservation is None:
             return LockRefused(self._ledger.shortage_text(size_bytes, what))
+        row = _Held(address, address + size_bytes, owner, reservation)
         try:
-            self._enter(address, size_bytes, owner, what)
-        except StateError:
-            reservation.release()
-            raise
-        try:
+            self._enter(row, what)
             reason = self._backend.lock(address, size_bytes, kind)
+            row.is_locked = reason is None
+            if reason is None:
+                return LockedRange(self, row)
         except BaseException:
-            # Whatever it was, Ctrl-C too: a range that is not locked is nobody's, and not charged.
-            self._leave(address, reservation)
+            # Whatever it was, Ctrl-C too: a range that nobody was given is not locked, nor charged.
+            self._unlock(row)
             raise
-        if reason is not None:
-            self._leave(address, reservation)
-            return LockRefused(f"{what}: {reason}")
-        with self._lock:
-            self._locked_bytes += size_bytes
-        return LockedRange(self, address, size_bytes, reservation)
+        self._leave(row)
+        return LockRefused(f"{what}: {reason}")
 
-    def _enter(self, address: int, size_bytes: int, owner: object, what: str) -> None:
-        end = address + size_bytes
+    def _enter(self, row: _Held, what: str) -> None:
+        address, size_bytes, end = row.start, row.size_bytes, row.end
         with self._lock:
             # A copy of the keys, and get: a finalizer may take rows away while this looks.
             for start in list(self._held):
@@ -157,22 +159,24 @@ class PageLocker:
                         f"{held.end - start} bytes at {start:#x} that are locked already; release "
                         "those first"
                     )
-            self._held[address] = _Held(end, owner)
+            self._held[address] = row
 
-    def _leave(self, address: int, reservation: Reservation) -> None:
+    def _leave(self, row: _Held) -> None:
         with self._lock:
-            held = self._held.pop(address)
-        reservation.release()
-        # Last, and outside the lock: this may be what unmaps the file.
-        del held
+            # Not another's at that place: this may be called again where it was interrupted.
+            if self._held.get(row.start) is row:
+                del self._held[row.start]
+        row.reservation.release()
+        row.owner = None  # last, and outside the lock: this may be what unmaps the file
 
-    def _unlock(self, address: int, size_bytes: int, reservation: Reservation) -> None:
+    def _unlock(self, row: _Held) -> None:
+        """Each step at most once, however often this is called."""
         # The row stays until the pages are free: a second lock of them in between would be undone
         # by this call, and a failure leaves pages that are locked, charged and still mapped.
-        self._backend.unlock(address, size_bytes)
-        with self._lock:
-            self._locked_bytes -= size_bytes
-        self._leave(address, reservation)
+        if row.is_locked:
+            self._backend.unlock(row.start, row.size_bytes)
+            row.is_locked = False
+        self._leave(row)
 
 
 class LockedRange:
@@ -181,14 +185,14 @@ class LockedRange:
     Threads: any.
     """
 
-    def __init__(
-        self, locker: PageLocker, address: int, size_bytes: int, reservation: Reservation
-    ) -> None:
+    def __init__(self, locker: PageLocker, row: _Held) -> None:
         """Only a locker makes one."""
-        self.address = address
-        self.size_bytes = size_bytes
+        self.address = row.start
+        self.size_bytes = row.size_bytes
+        self._row = row
+        self._unlock = locker._unlock
         # A finalizer runs once, whoever calls it, and at exit while the mapping still stands.
-        self._finalizer = weakref.finalize(self, locker._unlock, address, size_bytes, reservation)
+        self._finalizer = weakref.finalize(self, locker._unlock, row)
 
     def __repr__(self) -> str:
         state = "released" if self.released else "locked"
@@ -203,16 +207,16 @@ class LockedRange:
         """Unlock the pages, then credit the ledger, once; any further call does nothing.
 
         After an error of the backend the pages are locked and charged as before, and a further
-        call tries again.
+        call tries again; so it does what an interrupt left undone.
         """
-        taken = self._finalizer.detach()  # None for all but one of those who call at once
-        if taken is None:
-            return
-        _, unlock, arguments, _ = taken
+        finalizer, unlock, row = self._finalizer, self._unlock, self._row
         try:
-            unlock(*arguments)
+            # None for all but one of those who call at once.
+            if finalizer.detach() is not None:
+                unlock(row)
         except BaseException:
-            self._finalizer = weakref.finalize(self, unlock, *arguments)
+            if not finalizer.alive:
+                self._finalizer = weakref.finalize(self, unlock, row)
             raise
 
 

@@ -157,6 +157,8 @@ class Courier:
         self._thread = thread
 
     def _work(self) -> None:
+        if not self._take_over():
+            return
         order: Order | None = None
         try:
             self._backend.enter_thread()
@@ -168,6 +170,15 @@ class Courier:
             self._end(order, error)
             order = None  # the traceback holds this frame
             raise
+
+    def _take_over(self) -> bool:
+        """Whether the calling thread is the courier's. A Ctrl-C may come between the start of one
+        and the line that keeps it; then it is kept here, or another one has its place already."""
+        me = threading.current_thread()
+        with self._lock:
+            if self._thread is None:
+                self._thread = me
+            return self._thread is me
 
     def _end(self, order: Order | None, cause: BaseException | None) -> None:
         """Answer every order; whoever hears of it finds the thread gone and can start anew."""

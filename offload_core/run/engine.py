@@ -147,14 +147,16 @@ class LayerEngine:
         loaded = None if plan is None else (self._holding.budget, plan.activation_bytes)
         try:
             self._unload(keep_locks)
+            self._slept_with = loaded
+            self._move(EngineState.ASLEEP)
         except StateError:
             raise
         except BaseException:
             # Whatever it was, Ctrl-C too: either all of it sleeps or none.
-            self._load_again(loaded)
+            if self.state is not EngineState.ASLEEP:
+                self._slept_with = None
+                self._load_again(loaded)
             raise
-        self._slept_with = loaded
-        self._move(EngineState.ASLEEP)
 
     @property
     def slept_with(self) -> tuple[Budget, int] | None:
@@ -171,8 +173,8 @@ class LayerEngine:
         if self._state is not EngineState.ASLEEP:
             return
         self._check_files()
-        self._move(EngineState.UNLOADED)
         try:
+            self._move(EngineState.UNLOADED)
             if self._slept_with is not None:
                 self._holding.keeps_locks = True
                 before, activation_bytes = self._slept_with
@@ -215,11 +217,11 @@ class LayerEngine:
         if self._state is not EngineState.LOADED:
             raise StateError(f"the engine is {self._state.value}; load it before a run")
         self._check_files()
-        self._move(EngineState.RUNNING)
-        self._parts.stream.interrupt = interrupt
-        self._holding.meter.begin()
-        self._gave_way = False
         try:
+            self._move(EngineState.RUNNING)
+            self._parts.stream.interrupt = interrupt
+            self._holding.meter.begin()
+            self._gave_way = False
             yield
             self._parts.stream.wind_down()
             for mapping in self._parts.mappings:
@@ -227,14 +229,7 @@ class LayerEngine:
             self._holding.meter.end()
         finally:
             # Also for a cancel, which is no Exception and reaches no post-hook.
-            with torch.inference_mode(False), torch.no_grad():
-                self._parts.stream.finish()
-            self._parts.stream.interrupt = None
-            self._move(EngineState.LOADED)
-            if self._holding.plan is None:
-                # A correction failed and left nothing on the device.
-                self._move(EngineState.UNLOADING)
-                self._move(EngineState.UNLOADED)
+            self._end_run()
 
     def end_pass(self) -> None:
         """One forward of the model is over: correct the plan by what it took.
@@ -303,7 +298,22 @@ class LayerEngine:
             ),
         )
 
+    def _end_run(self) -> None:
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._parts.stream.finish()
+        finally:
+            # Whatever the sweep met: what it left is swept by the next run, or when it is unloaded.
+            self._parts.stream.interrupt = None
+            self._move(EngineState.LOADED)
+            if self._holding.plan is None:
+                # A correction failed and left nothing on the device.
+                self._move(EngineState.UNLOADING)
+                self._move(EngineState.UNLOADED)
+
     def _unload(self, keep_locks: bool) -> int:
+        if self._state is EngineState.UNLOADED and not keep_locks:
+            self._occupancy.release_locks()  # an interrupt may have left some
         if self._state in (EngineState.UNLOADED, EngineState.ASLEEP, EngineState.DETACHED):
             return 0
         if self._state is EngineState.RUNNING:
@@ -360,16 +370,19 @@ class LayerEngine:
 
     def _apply(self, budget: Budget, plan: Plan) -> None:
         self._parts.stream.settle_orders()
-        self._move(EngineState.LOADING)
         try:
+            self._move(EngineState.LOADING)
             self._holding.occupy(plan, budget)
+            self._holding.adopt(budget)
+            self._holding.say(*self._planner.notes(budget))
+            self._move(EngineState.LOADED)
         except BaseException:
-            # Nothing is on the device after any error: see Holding.occupy.
-            self._move(EngineState.UNLOADED)
+            # Nothing is to be on the device after any error, a Ctrl-C beside the work too.
+            if self._state is EngineState.LOADING:
+                if self._holding.plan is not None:
+                    self._holding.vacate()
+                self._move(EngineState.UNLOADED)
             raise
-        self._holding.adopt(budget)
-        self._holding.say(*self._planner.notes(budget))
-        self._move(EngineState.LOADED)
 
     def _check_files(self) -> None:
         for mapping in self._parts.mappings:

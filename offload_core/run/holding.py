@@ -45,11 +45,15 @@ class Holding:
         except BaseException as error:
             # The frames below would keep the buffers that were had before the failure.
             traceback.clear_frames(error.__traceback__)
-            with torch.inference_mode(False), torch.no_grad():
-                self._occupancy.release(self.keeps_locks)
-            self.plan = None
+            self.vacate()
             raise
         self.plan = plan
+
+    def vacate(self) -> None:
+        """Leave the device, and the page locks but where they are to be kept."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._occupancy.release(self.keeps_locks)
+        self.plan = None
 
     def adopt(self, budget: Budget) -> None:
         """Correct the plan by this budget from now on. What was held under another one says nothing

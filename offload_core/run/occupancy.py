@@ -92,9 +92,10 @@ class Occupancy:
         """Leave the device, the staging and, unless they are to be kept, the page locks."""
         parts = self._parts
         parts.stream.close()
-        while self._residents:
-            for resident in self._residents.popitem()[1]:
+        for index in list(self._residents):
+            for resident in self._residents[index]:
                 resident.offload()
+            del self._residents[index]  # not before: after an error a next call goes on with it
         if self._base is not None:
             self._base.offload()
             self._base = None
@@ -147,20 +148,24 @@ class Occupancy:
         for index, layer in enumerate(plan.layers):
             group, window = self._parts.inventory.layers[index], layer.streamed
             kept = {id(w): i for i, w in enumerate(group.weights) if i not in window}
-            staying = []
-            for resident in self._residents.pop(index, []):
+            staying, leaving = [], []
+            for resident in self._residents.get(index, []):
                 if all(id(weight) in kept for weight in resident.group.weights):
                     staying.append(resident)
                     for weight in resident.group.weights:
                         del kept[id(weight)]
                 else:
-                    resident.offload()
+                    leaving.append(resident)
             if not plan.is_added_to and self._is_wasteful(staying, group, kept.values()):
-                while staying:
-                    staying.pop().offload()
+                leaving += staying
+                staying = []
                 kept = {id(w): i for i, w in enumerate(group.weights) if i not in window}
+            for resident in leaving:
+                resident.offload()
             if staying:
                 self._residents[index] = staying
+            else:
+                self._residents.pop(index, None)
             missing[index] = sorted(kept.values())
         self._publish()
         return missing

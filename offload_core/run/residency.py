@@ -74,15 +74,15 @@ class Resident:
 
     def offload(self) -> None:
         """Unbind, and return once nothing on the device reads or writes the memory any more."""
-        while self._bindings:
-            unbind(self._bindings.pop())
+        # Forgotten once all is undone: an error in between leaves what a next call needs.
+        for bindings in self._bindings:
+            unbind(bindings)
         if self._shipment is not None:
             # An error is whoever began this one's to hear of; here it only must be over.
             if self._shipment.exception() is None:
                 self._backend.settle(self._shipment.result())
-            self._shipment = None
             self._backend.settle(self._backend.mark())
-        self._memory = None
+        self._bindings, self._shipment, self._memory = [], None, None
 
 
 def move_buffers(root: nn.Module, device: torch.device) -> None:

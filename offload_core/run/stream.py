@@ -116,6 +116,9 @@ class LayerStream:
         if self.states[index] is LayerState.IN_USE:
             return  # left by an exception that reached no hook: its bytes and bindings stand
         slot = self._slot_of(index)
+        if slot is not None and self._is_half_freed(slot):
+            self._free(slot)
+            slot = None
         if slot is not None and self._is_lost(slot):
             self._discard(slot)
             slot = None
@@ -193,8 +196,10 @@ class LayerStream:
         self._count(layers_shipped=1, shipped_bytes=part.size_bytes)
 
     def _free(self, slot: Slot) -> None:
+        """Take the layer off. After an error it is half-freed; a next call goes on with it."""
         assert slot.layer is not None
-        self._move(slot.layer, LayerState.RELEASING)
+        if not self._is_half_freed(slot):
+            self._move(slot.layer, LayerState.RELEASING)
         if slot.layer in slot.bindings:
             unbind(slot.bindings[slot.layer])
         if self._poison:
@@ -203,7 +208,8 @@ class LayerStream:
         if slot.order is not None:
             # The traceback of a failed order holds the order: a cycle that would keep its memory.
             slot.order.error = None
-        self._move(slot.layer, LayerState.ABSENT)
+        if self.states[slot.layer] is not LayerState.ABSENT:
+            self._move(slot.layer, LayerState.ABSENT)
         slot.layer, slot.order = None, None
 
     def _discard(self, slot: Slot) -> None:
@@ -235,6 +241,10 @@ class LayerStream:
                 return slot
         if not self._slots:
             raise StateError("a layer ran while nothing was loaded to stream it; load first")
+        for slot in self._slots:
+            if self._is_half_freed(slot):
+                self._free(slot)
+                return slot
         prefetched = [slot for slot in self._slots if not self._is_in_use(slot)]
         if not prefetched:
             self._sweep()
@@ -280,11 +290,16 @@ class LayerStream:
 
     def _sweep(self) -> None:
         for slot in self._slots:
-            if self._is_in_use(slot):
+            if self._is_in_use(slot) or self._is_half_freed(slot):
                 self._free(slot)
 
     def _is_in_use(self, slot: Slot) -> bool:
         return slot.layer is not None and self.states[slot.layer] is LayerState.IN_USE
+
+    def _is_half_freed(self, slot: Slot) -> bool:
+        """An error, or Ctrl-C, came while its layer was taken off it or had only been given it."""
+        half = (LayerState.RELEASING, LayerState.ABSENT)
+        return slot.layer is not None and self.states[slot.layer] in half
 
     def _slot_of(self, index: int) -> Slot | None:
         return next((slot for slot in self._slots if slot.layer == index), None)
