@@ -253,8 +253,9 @@ def _refuse_large_copies(
     if copied > copy_limit_bytes:
         raise HostBudgetError(
             f"{name} would need {size_text(copied)} of host memory for weights converted to "
-            f"another dtype, and {size_text(copy_limit_bytes)} is allowed; choose weight_dtype "
-            "default, which leaves them in the file, or raise the host budget",
+            f"another dtype, and {size_text(copy_limit_bytes)} is allowed; raise the host "
+            "budget, choose a weight_dtype that leaves more of them in the file, or set it to 0, "
+            "which copies what has to be copied and locks nothing",
             copied,
         )
 

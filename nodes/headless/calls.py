@@ -58,8 +58,16 @@ def server_address(given: str | None) -> str:
 
 
 def headers_of(call: Call, token: str | None) -> dict[str, str]:
-    """What goes with a request. ``token`` None: the variable COURIER_TOKEN, where it is set."""
+    """What goes with a request. ``token`` None: the variable COURIER_TOKEN, where it is set.
+
+    Raises: UsageError for a token that no header can hold, without a word of it.
+    """
     token = token or os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not (token.isascii() and (token.isprintable() or not token)):
+        raise UsageError(
+            "the token has characters that no header can hold (a line break, or none of ASCII); "
+            "give the very line of the server's"
+        )
     headers = {"Accept": "application/json"}
     if call.body is not None:
         headers["Content-Type"] = "application/json"

@@ -91,7 +91,8 @@ def parse_json(data: bytes, file_name: str) -> Any:
     Raises: WorkflowFileError.
     """
     if not data.strip(b" \t\r\n\0"):
-        _refuse(file_name, f"is empty ({len(data)} bytes); {_ADVICE}")
+        what = "is empty" if not data else "has nothing but blanks or zeros"
+        _refuse(file_name, f"{what} ({len(data)} bytes); {_ADVICE}")
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
     try:
         return json.loads(data.decode(encoding), parse_constant=lambda _: None)

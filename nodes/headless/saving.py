@@ -20,13 +20,18 @@ def save_files(client: CourierClient, run: Run, folder: Path) -> list[Path]:
     Raises: UsageError where the folder cannot be made; HeadlessError where a file cannot be
         written, which leaves nothing of it; RefusedError where a file is gone.
     """
+    make_folder(folder)
+    return [
+        _saved(folder / safe_name(file.filename), client.download(file)) for file in run.files()
+    ]
+
+
+def make_folder(folder: Path) -> None:
+    """Raises: UsageError where it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--save {text_of(str(folder))}: {error.strerror}") from None
-    return [
-        _saved(folder / safe_name(file.filename), client.download(file)) for file in run.files()
-    ]
 
 
 def _saved(path: Path, data: bytes) -> Path:

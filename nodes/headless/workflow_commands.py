@@ -26,7 +26,7 @@ from .interrupts import held_back
 from .load import Workflow, load_workflow
 from .records import Run, RunOptions
 from .reports import T, run_text, sleep_lines, told
-from .saving import save_files
+from .saving import make_folder, save_files
 from .schema import Catalog
 from .text import some_of, text_of
 
@@ -45,6 +45,8 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
     with client_of(options, console) as client:
         prompt = _prepared(options, console, client, workflow, must_fit=not options.no_check)
         asked = _run_options(options, workflow)
+        if options.save is not None:
+            make_folder(Path(options.save))  # whoever cannot have it is not to know after the run
         run = _run_to_its_end(
             client, lambda: client.start(prompt, asked), console, waits=not options.no_wait
         )

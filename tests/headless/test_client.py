@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -367,3 +368,13 @@ def test_events_are_read_however_they_are_written(headless: Headless) -> None:
     events = [event for line in lines for event in reader.feed(f"{line}\r\n".encode())]
     assert [(e.number, e.kind, e.run.state) for e in events] == [(4, "progress", "running")]
     assert reader.last_number == 4
+
+
+@pytest.mark.parametrize("token", ["s3cret-part1\nX", "s3cret\u4e16", "s3cret\x00", "s3cret\xe9"])
+def test_a_token_that_no_header_can_hold_is_refused_without_a_word_of_it(
+    headless: Headless, token: str
+) -> None:
+    with pytest.raises(headless.courier.UsageError) as caught:
+        headless.courier.CourierClient("127.0.0.1:1", token=token).status()
+    assert "the token has characters" in str(caught.value)
+    assert "cret" not in "".join(traceback.format_exception(caught.value))

@@ -124,8 +124,8 @@ def picture_that_inflates() -> bytes:
 
 BAD: dict[str, tuple[Any, str]] = {
     "nothing": (b"", "is empty (0 bytes)"),
-    "blanks": (b" \n\t ", "is empty"),
-    "zeros": (b"\0" * 100, "is empty"),
+    "blanks": (b" \n\t ", "has nothing but blanks or zeros (4 bytes)"),
+    "zeros": (b"\0" * 100, "has nothing but blanks or zeros (100 bytes)"),
     "cut short": (json.dumps(prompt()).encode()[:-40], "is not JSON, or not all of it"),
     "two values": (b"{}{}", "is not JSON, or not all of it"),
     "latin-1": ('{"1": "\xe4"}'.encode("latin-1"), "is no text in UTF-8 (byte 7)"),
