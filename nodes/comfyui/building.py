@@ -254,8 +254,8 @@ def _refuse_large_copies(
         raise HostBudgetError(
             f"{name} would need {size_text(copied)} of host memory for weights converted to "
             f"another dtype, and {size_text(copy_limit_bytes)} is allowed; raise the host "
-            "budget, choose a weight_dtype that leaves more of them in the file, or set it to 0, "
-            "which copies what has to be copied and locks nothing",
+            "budget (at 0, what has to be copied is, and nothing is locked), or choose a "
+            "weight_dtype that leaves more of them in the file",
             copied,
         )
 

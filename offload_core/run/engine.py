@@ -305,7 +305,8 @@ class LayerEngine:
         finally:
             # Whatever the sweep met: what it left is swept by the next run, or when it is unloaded.
             self._parts.stream.interrupt = None
-            self._move(EngineState.LOADED)
+            if self._state is EngineState.RUNNING:
+                self._move(EngineState.LOADED)
             if self._holding.plan is None:
                 # A correction failed and left nothing on the device.
                 self._move(EngineState.UNLOADING)
