@@ -113,13 +113,14 @@ class SleepController:
                 rest = self._rests[sleeper.id]
                 deeper = max(level, rest.level or 0)
                 rest.state = SleepState.FALLING_ASLEEP
+                # Before it sleeps: whoever would use it in the next moment is told what was asked.
+                rest.wakes_on_use = wakes_on_use
                 sleeper.fall_asleep(deeper)
                 rest.state, rest.level, rest.problem = SleepState.ASLEEP, deeper, ""
 
             awake = {sleeper.id for sleeper in chosen if not sleeper.is_asleep}
             was_to_wake = {sleeper.id: self._rests[sleeper.id].wakes_on_use for sleeper in chosen}
             receipt = self._carry_out("sleep", chosen, fall_asleep, self._wake_one, awake, progress)
-            self.set_wakes_on_use([sleeper.id for sleeper in chosen], wakes_on_use)
             if any(was_to_wake[s.id] is not wakes_on_use for s in chosen if s.id not in awake):
                 now = "wakes it" if wakes_on_use else "is refused"
                 receipt = replace(

@@ -39,11 +39,12 @@ def fake_proc(tmp_path: Path, *, maps: bytes = b"", status: bytes = b"") -> Path
 @linux
 def test_anonymous_memory_is_counted_as_anonymous() -> None:
     before = process_memory().rss_anon_bytes
-    block = torch.ones(32 * MIB, dtype=torch.uint8)
+    # Above glibc's largest threshold: never out of what the heap has left from others.
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
     grown = process_memory().rss_anon_bytes
     assert before is not None
     assert grown is not None
-    assert 31 * MIB <= grown - before <= 40 * MIB
+    assert 63 * MIB <= grown - before <= 72 * MIB
     assert block[0] == 1
 
 

@@ -156,6 +156,24 @@ def test_freed_memory_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -
     assert trims == ["trim", "trim"], "its copies in RAM went"
 
 
+def test_what_use_of_it_does_is_known_from_the_moment_it_sleeps() -> None:
+    """A prompt may come before the order has been answered."""
+    roster = beds(1)
+    seen: list[bool] = []
+
+    def measure() -> MachineRecord:
+        if roster[0].is_asleep:
+            seen.append(controller.refuses_use(roster[0]))
+        return MachineRecord()
+
+    controller = control(roster, measure)
+    controller.sleep(wakes_on_use=True)
+    assert seen == [False]
+    controller.wake()
+    controller.sleep()
+    assert seen == [False, False, True]
+
+
 def test_another_word_about_use_alone_is_told() -> None:
     controller = control(beds(2))
     assert "use of" not in controller.sleep(wakes_on_use=True).message
