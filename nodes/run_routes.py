@@ -81,13 +81,11 @@ class RunDoor:
 
     def paths(self) -> tuple[RunPath, ...]:
         """One for each path."""
-        start, list_, read, cancel, events = map(
-            self._followed, (self._start, self._list, self._read, self._cancel, self._events)
-        )
+        followed = self._followed
         return (
-            RunPath((START_RUN, start), (LIST_RUNS, list_)),
-            RunPath((READ_RUN, read), (CANCEL_RUN, cancel)),
-            RunPath((RUN_EVENTS, events)),
+            RunPath((START_RUN, followed(self._start)), (LIST_RUNS, followed(self._list))),
+            RunPath((READ_RUN, followed(self._read)), (CANCEL_RUN, followed(self._cancel))),
+            RunPath((RUN_EVENTS, followed(self._events))),
         )
 
     def _followed(self, act: Action) -> Action:
@@ -95,7 +93,7 @@ class RunDoor:
         have been no thread to be had for that."""
 
         async def acting(request: web.Request) -> web.StreamResponse:
-            if any(not run.is_over for run in self._service.records()):
+            if self._service.has_unfinished:
                 self._begin_to_follow()
             return await act(request)
 

@@ -126,6 +126,11 @@ class RunService:
             ids = [run_id for run_id, run in self._runs.items() if not run.record.state.is_end]
         self._look_at(ids)
         self._put_to_sleep()
+        return self.has_unfinished
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there is a run to look at."""
         with self._lock:
             return any(not run.record.is_over for run in self._runs.values())
 

@@ -63,7 +63,7 @@ def headers_of(call: Call, token: str | None) -> dict[str, str]:
     Raises: UsageError for a token that no header can hold, without a word of it.
     """
     token = token or os.environ.get(TOKEN_VARIABLE, "").strip()
-    if not (token.isascii() and (token.isprintable() or not token)):
+    if not (token.isascii() and token.isprintable()):
         raise UsageError(
             "the token has characters that no header can hold (a line break, or none of ASCII); "
             "give the very line of the server's"

@@ -96,7 +96,7 @@ class Connection:
         try:
             return self._opener.open(request, timeout=timeout_seconds)
         except (UnicodeError, ValueError) as error:
-            # A token or a host that no request can hold.
+            # A host that no request can hold.
             raise UsageError(f"the request to {self.address} cannot be written: {error}") from None
 
 

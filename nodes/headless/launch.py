@@ -120,8 +120,8 @@ def _wait_until_up(process: subprocess.Popen[bytes], client: CourierClient, log:
             tail = _tail(log)
             text = f"ComfyUI ended with {code} instead of starting:\n{tail}"
             if "ModuleNotFoundError" in tail:
-                text += f"\n{process.args[0]} lacks what ComfyUI needs; name one that has it with "
-                text += "--comfyui-python"
+                lacks = f"{process.args[0]} lacks what ComfyUI needs"
+                text = f"{text}\n{lacks}; name one that has it with --comfyui-python"
             raise HeadlessError(text)
         try:
             client.call(_UP)

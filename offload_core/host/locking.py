@@ -137,15 +137,15 @@ class PageLocker:
         try:
             self._enter(row, what)
             reason = self._backend.lock(address, size_bytes, kind)
-            row.is_locked = reason is None
-            if reason is None:
-                return LockedRange(self, row)
+            if reason is not None:
+                self._leave(row)
+                return LockRefused(f"{what}: {reason}")
+            row.is_locked = True
+            return LockedRange(self, row)
         except BaseException:
             # Whatever it was, Ctrl-C too: a range that nobody was given is not locked, nor charged.
             self._unlock(row)
             raise
-        self._leave(row)
-        return LockRefused(f"{what}: {reason}")
 
     def _enter(self, row: _Held, what: str) -> None:
         address, size_bytes, end = row.start, row.size_bytes, row.end

@@ -115,10 +115,10 @@ class LayerStream:
         """Have layer ``index`` on the device and bound. Raises: TransferError, or the interrupt."""
         if self.states[index] is LayerState.IN_USE:
             return  # left by an exception that reached no hook: its bytes and bindings stand
+        for left in self._slots:
+            if self._is_half_freed(left):
+                self._free(left)
         slot = self._slot_of(index)
-        if slot is not None and self._is_half_freed(slot):
-            self._free(slot)
-            slot = None
         if slot is not None and self._is_lost(slot):
             self._discard(slot)
             slot = None
@@ -241,10 +241,6 @@ class LayerStream:
                 return slot
         if not self._slots:
             raise StateError("a layer ran while nothing was loaded to stream it; load first")
-        for slot in self._slots:
-            if self._is_half_freed(slot):
-                self._free(slot)
-                return slot
         prefetched = [slot for slot in self._slots if not self._is_in_use(slot)]
         if not prefetched:
             self._sweep()

@@ -119,9 +119,12 @@ class SleepController:
                 rest.state, rest.level, rest.problem = SleepState.ASLEEP, deeper, ""
 
             awake = {sleeper.id for sleeper in chosen if not sleeper.is_asleep}
-            was_to_wake = {sleeper.id: self._rests[sleeper.id].wakes_on_use for sleeper in chosen}
+            is_other_word = any(
+                s.id not in awake and self._rests[s.id].wakes_on_use is not wakes_on_use
+                for s in chosen
+            )
             receipt = self._carry_out("sleep", chosen, fall_asleep, self._wake_one, awake, progress)
-            if any(was_to_wake[s.id] is not wakes_on_use for s in chosen if s.id not in awake):
+            if is_other_word:
                 now = "wakes it" if wakes_on_use else "is refused"
                 receipt = replace(
                     receipt, message=f"{receipt.message} From now on, use of a sleeping one {now}."

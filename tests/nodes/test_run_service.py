@@ -358,6 +358,13 @@ def test_what_a_node_showed_is_made_json(studio: Studio, pack: Any) -> None:
     json.dumps(shown, ensure_ascii=False).encode()
 
 
+def join_follower() -> None:
+    """Wait for its end, where it has not ended yet."""
+    for thread in threading.enumerate():
+        if thread.name == "courier-runs":
+            thread.join(30)
+
+
 def test_the_follower_ends_with_the_last_run_and_begins_again(studio: Studio, pack: Any) -> None:
     module = pack.module("nodes.run_follower")
     ended = threading.Event()
@@ -380,9 +387,7 @@ def test_the_follower_ends_with_the_last_run_and_begins_again(studio: Studio, pa
         ended.clear()
         follower.wake()
         assert ended.wait(30)
-        thread = next((t for t in threading.enumerate() if t.name == "courier-runs"), None)
-        if thread is not None:
-            thread.join(30)
+        join_follower()
         assert studio.json(run_id)["state"] == "done"
         assert not any(t.name == "courier-runs" for t in threading.enumerate())
 
@@ -404,7 +409,5 @@ def test_a_follower_that_could_not_begin_begins_with_the_next_word(
         follower.wake()
     assert studio.json(run_id)["state"] == "queued"
     follower.wake()
-    thread = next((t for t in threading.enumerate() if t.name == "courier-runs"), None)
-    if thread is not None:
-        thread.join(30)
+    join_follower()
     assert studio.json(run_id)["state"] == "done"
