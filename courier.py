@@ -34,4 +34,4 @@ globals().update({name: getattr(_headless, name) for name in _headless.__all__})
 __all__ = list(_headless.__all__)
 
 if __name__ == "__main__":
-    sys.exit(importlib.import_module(f"{_ALIAS}.nodes.headless.command").main(sys.argv[1:]))
+    sys.exit(importlib.import_module(f"{_ALIAS}.nodes.headless.cli.command").main(sys.argv[1:]))

@@ -87,6 +87,12 @@ def run(arguments: list[str]) -> int:
     ensure_environment(paths)
     if Path(sys.prefix).resolve() != paths.venv.resolve():
         return run_in_environment(paths.venv_python, arguments)
+    if options.command == "bench":
+        # Here, for the benchmarks are built on the tools and the tools on none of them.
+        from bench.quick import run_bench
+        from devtools.prepared import prepare
+
+        return run_bench(paths, prepare(paths, options), options.steps)
     from devtools.commands import run_command
 
     return run_command(paths, options, rest)

@@ -173,10 +173,15 @@ def load_pack() -> Pack:
     import bootstrap
 
     pack = bootstrap.load_pack()
-    names = ("nodes.comfyui.loading", "offload_core.values", "nodes.service", "nodes.wire")
+    names = (
+        "nodes.comfyui.loading",
+        "offload_core.values",
+        "nodes.models.registry",
+        "nodes.models.status_json",
+    )
     core = ("offload_core.run", "offload_core.device", "offload_core.host")
-    events = ("nodes.events", "nodes.comfyui.events")
-    orders = ("nodes.control", "nodes.comfyui.orders")
+    events = ("nodes.models.events", "nodes.comfyui.events")
+    orders = ("nodes.requests.records", "nodes.comfyui.orders")
     return Pack(*(bootstrap.submodule(pack, name) for name in (*names, *core, *events, *orders)))
 
 

@@ -1,28 +1,13 @@
-"""What dev.py does once it runs inside the environment."""
+"""What dev.py does once it runs inside the environment; ``bench`` it starts itself."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from devtools.comfyui_install import ComfyUIProgram, choose_program, ensure_base
-from devtools.console import Progress
 from devtools.paths import Paths
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All that a run against ComfyUI needs.
-
-    Attributes:
-        models: the small models' files by key.
-    """
-
-    program: ComfyUIProgram
-    base: Path
-    models: dict[str, Path]
+from devtools.prepared import prepare
 
 
 def run_command(paths: Paths, options: argparse.Namespace, rest: list[str]) -> int:
@@ -36,31 +21,10 @@ def run_command(paths: Paths, options: argparse.Namespace, rest: list[str]) -> i
 
         _announce_choice(options)
         return run_tests(paths, prepare(paths, options), rest)
-    if options.command == "demo":
-        from devtools.demo import run_demo
+    from devtools.demo import run_demo
 
-        prepared = prepare(paths, options)
-        return run_demo(paths, prepared, options.workflow, options.serve, options.port)
-    from devtools.bench import run_bench
-
-    return run_bench(paths, prepare(paths, options), steps=options.steps)
-
-
-def prepare(paths: Paths, options: argparse.Namespace) -> Prepared:
-    """ComfyUI, its base directory and the small models; quick when they are there."""
-    from devtools.small_models import small_model_set, write_all
-
-    program = choose_program(
-        paths,
-        options.comfyui,
-        options.comfyui_python,
-        options.front_end_root,
-        options.comfyui_args,
-    )
-    base = ensure_base(paths)
-    with Progress("Small models", len(small_model_set(paths.models))) as progress:
-        models = write_all(paths.models, progress)
-    return Prepared(program, base, models)
+    prepared = prepare(paths, options)
+    return run_demo(paths, prepared, options.workflow, options.serve, options.port)
 
 
 def _announce_choice(options: argparse.Namespace) -> None:

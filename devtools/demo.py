@@ -10,9 +10,9 @@ from typing import Any
 
 from devtools.comfyui_client import HttpError
 from devtools.comfyui_host import ComfyUIHost
-from devtools.commands import Prepared
 from devtools.console import DevError, Progress, mib, say
 from devtools.paths import PACK_NAME, Paths
+from devtools.prepared import Prepared
 
 WORKFLOW = "example_workflows/api/courier_wan_t2v_small.json"
 STATUS_ROUTE = "/courier/v1/status"

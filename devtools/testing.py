@@ -7,10 +7,10 @@ import shutil
 import subprocess
 
 from devtools.browser import ensure_chromium
-from devtools.commands import Prepared
 from devtools.console import DevError, say
 from devtools.lint import lint
 from devtools.paths import Paths
+from devtools.prepared import Prepared
 
 NODE_MINIMUM = 18
 MOST_WORKERS = 4

@@ -1,4 +1,4 @@
-"""The budget of loaders that have no Courier Budget, from ComfyUI's settings. Pure."""
+"""What automatic budgets are made of, and the default budget from ComfyUI's settings. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 from ..offload_core.values import Budget, gib_to_bytes
 
+CARD_HEADROOM_GIB = 0.75
+"""What a card's name promises and ComfyUI cannot have: the driver's context and the desktop."""
+AUTOMATIC_HOST_SHARE = 0.6
+"""Of what the machine or its container has free. The rest is for text encoders, the page cache of
+the files themselves, and everybody else."""
 CARD_SETTING = "Courier.DefaultVramGib"
 HOST_SETTING = "Courier.DefaultHostGib"
 _MOST_CARD_GIB, _MOST_HOST_GIB = 1024, 4096

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import budget_nodes, loader_nodes, sleep_nodes, status_nodes
 from .comfyui.budgets import get_budgets
 from .comfyui.events import listen
 from .comfyui.host import announce_prompts, device_memory, server_routes
 from .comfyui.orders import get_orders
 from .comfyui.prompts import on_prompt
 from .comfyui.queue import ComfyQueue, look_at_models
-from .routes import register_routes
-from .run_service import RunService
-from .service import get_service
+from .graph import budget as budget_nodes
+from .graph import loaders as loader_nodes
+from .graph import sleep as sleep_nodes
+from .graph import status as status_nodes
+from .http.register import register_routes
+from .models.registry import get_service
+from .runs.service import RunService
 
 ALL_NODES: list[type[io.ComfyNode]] = [
     *budget_nodes.NODES,

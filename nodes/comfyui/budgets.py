@@ -13,16 +13,16 @@ import torch
 from ...offload_core.plan import Plan
 from ...offload_core.run import LayerEngine
 from ...offload_core.values import Budget, CheckpointError, EngineSnapshot, EngineState
-from ..budget_service import BudgetService
-from ..service import AskedBy, get_service
-from .attachment import Attachment
+from ..models.attachment import Attachment
+from ..models.registry import AskedBy, get_service
+from ..requests.budget import BudgetService
 from .host import device_room_bytes
 from .orders import at_rest, belongings_of, get_orders
 from .sleeping import listed_patcher
 
 
 class CourierModel:
-    """A model of ours; see ``budget_service.Budgeted``. Not kept: it holds the model."""
+    """A model of ours; see ``requests.budget.Budgeted``. Not kept: it holds the model."""
 
     def __init__(
         self, name: str, engine: LayerEngine, attachment: Attachment, patcher: Any
@@ -76,7 +76,7 @@ class CourierModel:
 
 
 class ComfyBudgets:
-    """See ``budget_service.BudgetHost``."""
+    """See ``requests.budget.BudgetHost``."""
 
     def budgeted(self, model_id: str) -> CourierModel | None:
         """From the registry."""

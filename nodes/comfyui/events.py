@@ -10,7 +10,7 @@ from typing import Any
 import comfy.model_management
 
 from ..background import try_to_start
-from ..events import (
+from ..models.events import (
     LEAST_SECONDS,
     REFUSED_EVENT,
     STATUS_EVENT,
@@ -18,7 +18,7 @@ from ..events import (
     Listeners,
     model_event,
 )
-from ..service import get_service
+from ..models.registry import get_service
 from .host import server
 from .orders import get_orders, rest_of
 from .sleeping import count_asleep

@@ -7,8 +7,8 @@ import threading
 import time
 
 from ..background import try_to_start
-from ..control import BusyError, ControlError, OnUse, SleepOrder
-from ..idle import IdleClock, IdleSettings, settings_from
+from ..requests.idle import IdleClock, IdleSettings, settings_from
+from ..requests.records import BusyError, ControlError, OnUse, SleepOrder
 from .host import prompt_queue, settings_text
 from .orders import get_orders
 

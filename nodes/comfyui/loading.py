@@ -16,9 +16,9 @@ from ...offload_core.device import backend_for
 from ...offload_core.host import FileIdentity, resolve_shards
 from ...offload_core.run import attach
 from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
-from ..service import AskedBudget, AskedBy, get_service
-from .attachment import ATTRIBUTE, Attachment, asked_host_bytes, automatic_host_bytes
-from .building import BuiltModel, build_diffusion_model, open_checkpoint
+from ..models.attachment import ATTRIBUTE, Attachment, asked_host_bytes, automatic_host_bytes
+from ..models.registry import AskedBudget, AskedBy, get_service
+from .build.diffusion import BuiltModel, build_diffusion_model, open_checkpoint
 from .orders import before_use, remember
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers

@@ -18,10 +18,10 @@ from ...offload_core.host import process_memory
 from ...offload_core.run import LayerEngine
 from ...offload_core.sleep import EngineSleeper, MachineRecord, Sleeper
 from ...offload_core.values import Budget, EngineState, size_text
-from ..control import OnUse
-from ..service import get_service
-from ..sleep_service import SleepService, busy_error
-from .attachment import Attachment, attachment_of
+from ..models.attachment import Attachment, attachment_of
+from ..models.registry import get_service
+from ..requests.records import OnUse
+from ..requests.sleep import SleepService, busy_error
 from .host import device_memory, device_room_bytes, prompt_queue
 from .sleeping import CoreModels, PromptRunsError, is_listed, nothing_runs, patcher_of
 
@@ -98,7 +98,7 @@ def at_rest(wait: bool, check: Callable[[], None]) -> Iterator[None]:
 
 
 class ComfyHost:
-    """What orders need to know of ComfyUI; see ``sleep_service.Host``."""
+    """What orders need to know of ComfyUI; see ``requests.sleep.Host``."""
 
     def __init__(self) -> None:
         self.core = CoreModels(before_use)

@@ -17,7 +17,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from ...offload_core.run import BASE_NAME, LayerEngine
 from ...offload_core.values import EngineState, Placement, size_text
-from .attachment import Attachment, attachment_of
+from ..models.attachment import Attachment, attachment_of
 from .host import device_room_bytes
 from .lora import PatchAtUse
 

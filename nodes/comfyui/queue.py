@@ -12,11 +12,11 @@ from comfy_execution.progress import NodeState, get_progress_state
 
 import nodes as comfy_nodes
 
-from ..run_records import Look, Outcome, Place, PromptRefusedError, RunError, RunOrder, Steps
-from ..run_state import names_of
-from ..run_wire import model_summary, plain
-from ..service import get_service
-from ..wire import status_json
+from ..models.registry import get_service
+from ..models.status_json import status_json
+from ..runs.records import Look, Outcome, Place, PromptRefusedError, RunError, RunOrder, Steps
+from ..runs.run_json import model_summary, plain
+from ..runs.state import names_of
 from .host import prompt_queue, server
 
 _CLIENT_ID = "courier-runs"
@@ -26,7 +26,7 @@ _ID, _PROMPT = 1, 2
 
 
 class ComfyQueue:
-    """See ``run_records.RunHost``."""
+    """See ``runs.records.RunHost``."""
 
     async def submit(self, prompt_id: str, order: RunOrder) -> None:
         """As ComfyUI's own POST /prompt does it: announced, checked, put into the queue."""
@@ -101,7 +101,7 @@ class ComfyQueue:
 
 
 def look_at_models() -> tuple[tuple[dict[str, Any], ...], int | None]:
-    """See ``run_service.ModelsProbe``."""
+    """See ``runs.service.ModelsProbe``."""
     record = get_service().status()
     used = None
     device = record.device

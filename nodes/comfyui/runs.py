@@ -13,7 +13,7 @@ import comfy.sampler_helpers
 from comfy.patcher_extension import WrappersMP
 
 from ...offload_core.values import EngineState
-from .attachment import attachment_of
+from ..models.attachment import attachment_of
 
 KEY = "courier"
 

@@ -15,8 +15,8 @@ import torch
 
 from ...offload_core.sleep import Held, Sleeper
 from ...offload_core.values import size_text
-from ..service import slug
-from .attachment import attachment_of
+from ..models.attachment import attachment_of
+from ..models.registry import slug
 from .host import prompt_queue
 
 _POLL_SECONDS = 0.02

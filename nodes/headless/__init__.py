@@ -1,19 +1,25 @@
 """Workflows without a browser: load, convert, check, change, run, follow. The standard library."""
 
-from .async_client import AsyncCourierClient
-from .client import CourierClient
+from .client.async_client import AsyncCourierClient
+from .client.blocking import CourierClient
+from .client.records import (
+    KEEP,
+    OutputFile,
+    Run,
+    RunCancelledError,
+    RunEvent,
+    RunFailedError,
+    RunOptions,
+)
 from .errors import (
     CheckError,
     ConnectionLostError,
     ConverterMissingError,
     HeadlessError,
     RefusedError,
-    RunCancelledError,
-    RunFailedError,
     UsageError,
     WorkflowFileError,
 )
-from .records import KEEP, OutputFile, Run, RunEvent, RunOptions
 
 __all__ = [
     "KEEP",

@@ -6,18 +6,16 @@ HeadlessError            1  anything else of ours
     ConverterMissingError   comfy-cli is not installed
   CheckError             4  the workflow does not fit this ComfyUI
   ConnectionLostError    5  nobody answers, or no longer
-  RunFailedError         6  a node failed
-  RunCancelledError      7  cancelled, interrupted, or its time was up
+  RunFailedError         6  a node failed (beside Run, which it holds: client/records.py)
+    RunCancelledError    7  cancelled, interrupted, or its time was up
   RefusedError           8  the server said no: busy, full, asleep, not allowed
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .faults import Fault
-    from .records import Run
+import enum
+from dataclasses import dataclass
+from typing import Any
 
 STOPPED_STATUS = 130
 """Of the command, after Ctrl-C."""
@@ -50,6 +48,56 @@ class ConverterMissingError(WorkflowFileError):
     code = "no_converter"
 
 
+class FaultKind(enum.Enum):
+    """What it is. The values are for programs and stay as they are."""
+
+    MALFORMED = "malformed_node"
+    MISSING_CLASS = "missing_class"
+    MISSING_MODEL = "missing_model"
+    MISSING_FILE = "missing_file"
+    MISSING_INPUT = "missing_input"
+    BAD_LINK = "bad_link"
+    BAD_VALUE = "bad_value"
+    CYCLE = "cycle"
+    NO_OUTPUT = "no_output"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``message`` says it in words, with what would do instead."""
+
+    kind: FaultKind
+    message: str
+    node_id: str | None = None
+    class_type: str | None = None
+    title: str | None = None
+    input: str | None = None
+    nearest: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.node_id is None:
+            return self.message
+        return f"node {self.node_id} ({self.name}): {self.message}"
+
+    @property
+    def name(self) -> str:
+        """The class, and the title where it is another."""
+        kind = self.class_type or "no class"
+        return kind if self.title in (None, "", kind) else f"{kind} {self.title!r}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "kind": self.kind.value,
+            "message": self.message,
+            "node": self.node_id,
+            "class_type": self.class_type,
+            "title": self.title,
+            "input": self.input,
+            "nearest": list(self.nearest),
+        }
+
+
 class CheckError(HeadlessError):
     """The workflow does not fit this ComfyUI. ``faults`` has all that is wrong with it."""
 
@@ -70,24 +118,6 @@ class ConnectionLostError(HeadlessError):
     code = "no_answer"
 
 
-class RunFailedError(HeadlessError):
-    """A node failed. ``run`` has everything."""
-
-    exit_status = 6
-    code = "run_failed"
-
-    def __init__(self, message: str, run: Run) -> None:
-        super().__init__(message)
-        self.run = run
-
-
-class RunCancelledError(RunFailedError):
-    """The run was cancelled, interrupted by somebody else, or its time was up."""
-
-    exit_status = 7
-    code = "run_cancelled"
-
-
 class RefusedError(HeadlessError):
     """The server answered, and said no.
 
@@ -104,9 +134,3 @@ class RefusedError(HeadlessError):
         self.status = status
         self.code = code
         self.body = body
-
-
-def not_understood(what: str) -> RefusedError:
-    """For an answer that is JSON, and not of the form that this client knows."""
-    text = f"the server answered with {what}; is its ComfyUI-Courier as new as this client?"
-    return RefusedError(text, 200, "not_understood")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from .backend import (
@@ -13,6 +16,21 @@ from .backend import (
 )
 from .cpu import CpuBackend
 from .fake import POISON, FakeBackend, FakeEvent, FakePageLocker
+
+
+@dataclass(frozen=True)
+class CudaTraits:
+    """Figures of the CUDA backend that hold without a device.
+
+    Attributes:
+        staging_bytes: page-locked host memory that all copy lanes together hold at most.
+        staging_unit_bytes: what one of them holds.
+        footprint: what an allocation of so many bytes takes of the device.
+    """
+
+    staging_bytes: int
+    staging_unit_bytes: int
+    footprint: Callable[[int], int]
 
 
 def backend_for(device: torch.device, limit_bytes: int | None = None) -> DeviceBackend:
@@ -31,10 +49,33 @@ def backend_for(device: torch.device, limit_bytes: int | None = None) -> DeviceB
     return SynchronousBackend(device)
 
 
+def cuda_is_available() -> bool:
+    """Whether torch finds a CUDA (or ROCm) device here."""
+    from .cuda import is_available
+
+    return is_available()
+
+
+def cuda_traits() -> CudaTraits:
+    """What a plan for a CUDA device needs to know of it; no device is asked."""
+    from .cuda import CudaBackend, most_lanes
+
+    unit_bytes = CudaBackend.staging_unit_bytes
+    return CudaTraits(most_lanes() * unit_bytes, unit_bytes, CudaBackend.footprint)
+
+
+def cuda_link_bytes_per_second() -> float:
+    """Measured: page-locked copies of 256 MiB to the first CUDA device, after one that warms up."""
+    from .cuda import link_bytes_per_second
+
+    return link_bytes_per_second()
+
+
 __all__ = [
     "POISON",
     "CopyPiece",
     "CpuBackend",
+    "CudaTraits",
     "DeviceBackend",
     "DeviceEvent",
     "DeviceMemory",
@@ -43,4 +84,7 @@ __all__ = [
     "FakePageLocker",
     "Recode",
     "backend_for",
+    "cuda_is_available",
+    "cuda_link_bytes_per_second",
+    "cuda_traits",
 ]

@@ -47,6 +47,8 @@ _HUGE_PAGE_BYTES = 2 << 20
 _PATIENCE_SECONDS = 60.0
 _MOST_BESIDES_BYTES = 512 << 20
 _RETRY_BYTES = 256 << 20
+_LINK_PROBE_BYTES = 256 << 20
+_LINK_PROBE_COPIES = 8
 
 _BF16_TO_FP16 = (torch.bfloat16, torch.float16)
 
@@ -174,6 +176,30 @@ def _own_memory(size_bytes: int) -> mmap.mmap:
         with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
+
+
+def is_available() -> bool:
+    """Whether torch finds a device that this file can drive."""
+    return torch.cuda.is_available()
+
+
+def most_lanes() -> int:
+    """The most copy lanes that a device has, whatever the machine's processors."""
+    return _MOST_LANES
+
+
+def link_bytes_per_second() -> float:
+    """Page-locked copies to the current device, by events on it. Allocates 256 MiB on each side."""
+    source = torch.empty(_LINK_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    target.copy_(source, non_blocking=True)  # what a first copy sets up
+    begin.record()
+    for _ in range(_LINK_PROBE_COPIES):
+        target.copy_(source, non_blocking=True)
+    end.record()
+    end.synchronize()
+    return _LINK_PROBE_COPIES * _LINK_PROBE_BYTES / (begin.elapsed_time(end) / 1000)
 
 
 def _lane_count() -> int:

@@ -10,8 +10,8 @@ import bootstrap
 import torch
 
 pack = bootstrap.load_pack()
-budgets = bootstrap.submodule(pack, "nodes.budget_nodes")
-loaders = bootstrap.submodule(pack, "nodes.loader_nodes")
+budgets = bootstrap.submodule(pack, "nodes.graph.budget")
+loaders = bootstrap.submodule(pack, "nodes.graph.loaders")
 loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
 values = bootstrap.submodule(pack, "offload_core.values")
 

@@ -135,7 +135,7 @@ def test_a_foreign_workflow_becomes_what_the_page_makes_of_it(
     page: Page, object_info: Any, templates: Path, name: str
 ) -> None:
     workflow = json.loads((templates / name).read_text(encoding="utf-8"))
-    (found,) = headless_module("convert").to_api_all([copy.deepcopy(workflow)], object_info)
+    (found,) = headless_module("convert.convert").to_api_all([copy.deepcopy(workflow)], object_info)
     assert not isinstance(found, Exception), found
     want = what_runs(page.evaluate(EXPORT, workflow), object_info)
     assert want, "nothing of it runs, so nothing is compared"
@@ -145,11 +145,11 @@ def test_a_foreign_workflow_becomes_what_the_page_makes_of_it(
 def test_every_template_is_loaded_converted_and_checked(object_info: Any, templates: Path) -> None:
     """Hundreds of files that no one here wrote, of nodes that mostly are not there."""
     load, convert, check = (
-        headless_module("load"),
-        headless_module("convert"),
-        headless_module("check"),
+        headless_module("workflow.load"),
+        headless_module("convert.convert"),
+        headless_module("workflow.check"),
     )
-    catalog = headless_module("schema").Catalog(object_info)
+    catalog = headless_module("workflow.schema").Catalog(object_info)
     files = sorted(templates.glob("*.json"))
     workflows = {}
     for file in files:

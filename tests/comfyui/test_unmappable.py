@@ -10,7 +10,7 @@ import bootstrap, torch
 
 pack = bootstrap.load_pack()
 loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
-building = bootstrap.submodule(pack, "nodes.comfyui.building")
+building = bootstrap.submodule(pack, "nodes.comfyui.build.diffusion")
 values = bootstrap.submodule(pack, "offload_core.values")
 want = bootstrap.sample(bootstrap.load_stock("wan"))
 file = bootstrap.model_file("wan")

@@ -20,7 +20,7 @@ class Headless:
     courier: ModuleType
 
     def module(self, name: str) -> ModuleType:
-        """``module("check")``."""
+        """``module("workflow.check")``."""
         return headless_module(name)
 
 
@@ -112,4 +112,4 @@ def node(class_type: str, **inputs: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def catalog(headless: Headless) -> Any:
-    return headless.module("schema").Catalog(OBJECT_INFO)
+    return headless.module("workflow.schema").Catalog(OBJECT_INFO)

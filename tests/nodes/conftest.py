@@ -27,7 +27,7 @@ class Pack:
     name: str
 
     def module(self, path: str) -> ModuleType:
-        """``module("nodes.wire")``."""
+        """``module("nodes.models.status_json")``."""
         return importlib.import_module(f"{self.name}.{path}")
 
 
@@ -56,7 +56,7 @@ def other_pack() -> Pack:
 
 @pytest.fixture
 def service(pack: Pack) -> Any:
-    return pack.module("nodes.service").CourierService()
+    return pack.module("nodes.models.registry").CourierService()
 
 
 @pytest.fixture
@@ -157,13 +157,14 @@ class FakeBudgets:
 
 @pytest.fixture
 def budgets(pack: Pack) -> FakeBudgets:
-    return FakeBudgets(pack.module("nodes.control").UnknownModelError)
+    return FakeBudgets(pack.module("nodes.requests.records").UnknownModelError)
 
 
 @pytest.fixture
 def control(pack: Pack) -> FakeControl:
     return FakeControl(
-        pack.module("nodes.control").UnknownModelError, pack.module("nodes.under_way").OrderList()
+        pack.module("nodes.requests.records").UnknownModelError,
+        pack.module("nodes.requests.pending").OrderList(),
     )
 
 

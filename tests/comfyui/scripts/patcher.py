@@ -71,7 +71,7 @@ pack = bootstrap.load_pack()
 loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
 values = bootstrap.submodule(pack, "offload_core.values")
 host = bootstrap.submodule(pack, "offload_core.host")
-service = bootstrap.submodule(pack, "nodes.service")
+service = bootstrap.submodule(pack, "nodes.models.registry")
 AFTER_IMPORT = attributes(CORE)
 
 MIB = 2**20

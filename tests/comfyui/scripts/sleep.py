@@ -29,7 +29,7 @@ import comfy.utils  # noqa: E402
 pack = bootstrap.load_pack()
 loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
 orders = bootstrap.submodule(pack, "nodes.comfyui.orders")
-control = bootstrap.submodule(pack, "nodes.control")
+control = bootstrap.submodule(pack, "nodes.requests.records")
 sleeping = bootstrap.submodule(pack, "nodes.comfyui.sleeping")
 values = bootstrap.submodule(pack, "offload_core.values")
 host = bootstrap.submodule(pack, "offload_core.host")

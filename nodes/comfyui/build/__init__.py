@@ -1,0 +1,1 @@
+"""Building a model of each kind on mapped weights."""

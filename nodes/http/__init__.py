@@ -1,0 +1,1 @@
+"""The HTTP door: routes, guards, request bodies, answers, the OpenAPI document."""

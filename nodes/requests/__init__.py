@@ -1,0 +1,1 @@
+"""Requests to sleep, wake and change a budget: their records, and the services that answer."""

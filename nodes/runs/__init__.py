@@ -1,0 +1,1 @@
+"""Workflows that run by request: queued, followed, cancelled, reported."""
