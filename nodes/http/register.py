@@ -24,7 +24,6 @@ from .request_routes import OrderRoute, budget_routes, order_routes
 from .run_routes import RunDoor, RunPath
 from .table import MODELS, OPENAPI, PREFIX, ROUTES, STATUS, RouteSpec
 
-
 logger = logging.getLogger("courier")
 
 
