@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 
 from .backend import (
     CopyPiece,
+    CudaTraits,
     DeviceBackend,
     DeviceEvent,
     DeviceMemory,
@@ -16,21 +14,6 @@ from .backend import (
 )
 from .cpu import CpuBackend
 from .fake import POISON, FakeBackend, FakeEvent, FakePageLocker
-
-
-@dataclass(frozen=True)
-class CudaTraits:
-    """Figures of the CUDA backend that hold without a device.
-
-    Attributes:
-        staging_bytes: page-locked host memory that all copy lanes together hold at most.
-        staging_unit_bytes: what one of them holds.
-        footprint: what an allocation of so many bytes takes of the device.
-    """
-
-    staging_bytes: int
-    staging_unit_bytes: int
-    footprint: Callable[[int], int]
 
 
 def backend_for(device: torch.device, limit_bytes: int | None = None) -> DeviceBackend:

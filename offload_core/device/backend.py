@@ -69,6 +69,21 @@ class DeviceMemory:
         return self.total_bytes - self.free_bytes
 
 
+@dataclass(frozen=True)
+class CudaTraits:
+    """Figures of the CUDA backend that hold without a device.
+
+    Attributes:
+        staging_bytes: page-locked host memory that all copy lanes together hold at most.
+        staging_unit_bytes: what one of them holds.
+        footprint: what an allocation of so many bytes takes of the device.
+    """
+
+    staging_bytes: int
+    staging_unit_bytes: int
+    footprint: Footprint
+
+
 class DeviceBackend(Protocol):
     """What the engine needs of a device."""
 

@@ -192,14 +192,18 @@ def link_bytes_per_second() -> float:
     """Page-locked copies to the current device, by events on it. Allocates 256 MiB on each side."""
     source = torch.empty(_LINK_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(source, device="cuda")
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
     target.copy_(source, non_blocking=True)  # what a first copy sets up
     begin.record()
     for _ in range(_LINK_PROBE_COPIES):
         target.copy_(source, non_blocking=True)
     end.record()
     end.synchronize()
-    return _LINK_PROBE_COPIES * _LINK_PROBE_BYTES / (begin.elapsed_time(end) / 1000)
+    seconds = float(begin.elapsed_time(end)) / 1000
+    return _LINK_PROBE_COPIES * _LINK_PROBE_BYTES / seconds
 
 
 def _lane_count() -> int:
