@@ -22,6 +22,11 @@ _string_to_seed = getattr(comfy.utils, "string_to_seed", None) or getattr(
 )
 
 
+def patch_dtype(device: torch.device) -> torch.dtype:
+    """What the core merges patches in, on that device."""
+    return torch.float32
+
+
 class PatchAtUse:
     """A ``weight_function`` of the core's: clean weight in, patched weight out.
 
@@ -44,14 +49,23 @@ class PatchAtUse:
         """See the class."""
         return self.merged(weight).to(weight.dtype)
 
-    def merged(self, weight: torch.Tensor) -> torch.Tensor:
-        """What the core would store after merging, in the dtype it would store it in."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether the module stores its weight as it is, and neither converts nor scales it."""
+        return self._convert is None and self._set is None
+
+    def merged(self, weight: torch.Tensor, patches: list[Any] | None = None) -> torch.Tensor:
+        """What the core would store after merging, in the dtype it would store it in.
+
+        Args:
+            patches: the same patches, with their tensors elsewhere.
+        """
         # Through the stored dtype first: a float32 file that the core keeps as bfloat16 is rounded
         # before it is patched.
-        work = weight.to(self.stored_dtype).to(torch.float32, copy=True)
+        work = weight.to(self.stored_dtype).to(patch_dtype(weight.device), copy=True)
         if self._convert is not None:
             work = self._convert(work, inplace=True)
-        work = comfy.lora.calculate_weight(self.patches, work, self.key)
+        work = comfy.lora.calculate_weight(patches or self.patches, work, self.key)
         seed = _string_to_seed(self.key)
         if self._set is not None:
             return self._set(work, seed=seed, return_weight=True)

@@ -15,9 +15,10 @@ import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP
 
-from ...offload_core.run import BASE_NAME, LayerEngine
+from ...offload_core.run import BASE_NAME, Companion, LayerEngine, PatchedWeight
 from ...offload_core.values import EngineState, Placement, size_text
 from ..models.attachment import Attachment, attachment_of
+from .arrival import MergedOnArrival
 from .host import device_room_bytes
 from .lora import PatchAtUse
 
@@ -97,6 +98,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             engine = attachment.engine
             has_figure = attachment.budget.device_bytes is not None
             room = device_room_bytes(self.load_device, engine.device_bytes, has_figure)
+            self._patch_arrivals()
             attachment.load(offered, room)
             patched = self._wire_patches(force_patch_weights)
             memory = engine.snapshot().memory
@@ -201,7 +203,9 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         if weight is None:
             return
         if key in self.patches:
-            values = self._patch(key).merged(weight.detach())
+            # From its home: what is on the device may have been merged on its arrival.
+            clean = self.attachment.homes.get(key, weight)
+            values = self._patch(key).merged(clean.detach().to(weight.device))
         else:
             stored = self.attachment.stored_dtypes.get(key, weight.dtype)
             values = weight.detach().to(stored, copy=True)
@@ -246,14 +250,51 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             if key not in self.patches or parameter is None:
                 continue
             patched += 1
+            arrival = self.attachment.arrivals.get(key)
             if force_patch_weights or attribute not in ("weight", "bias"):
                 self._make_private(key)
+            elif arrival is not None:
+                for one in arrival.companions:
+                    is_home = parameter is self.attachment.homes[key]
+                    setattr(module, one.name, one.at_home if is_home else one.on_device)
+                continue
             else:
                 setattr(module, f"{attribute}_function", [self._patch(key)])
         for attribute in ("weight", "bias"):
+            if f"{name}.{attribute}" in self.attachment.arrivals:
+                continue
             wrappers = self.weight_wrapper_patches.get(f"{name}.{attribute}", ())
             getattr(module, f"{attribute}_function").extend(wrappers)
         return patched
+
+    def _patch_arrivals(self) -> None:
+        """Have the engine merge what it can where weights arrive; the rest is patched at use."""
+        attachment = self.attachment
+        if attachment.arrivals_of == self.patches_uuid:
+            return
+        arrivals = {key: made for key in self.patches if (made := self._arrival(key)) is not None}
+        by_site = {
+            (one.companions[0].module, key.rpartition(".")[2]): one for key, one in arrivals.items()
+        }
+        attachment.engine.patch(by_site)
+        attachment.arrivals, attachment.arrivals_of = arrivals, self.patches_uuid
+
+    def _arrival(self, key: str) -> PatchedWeight | None:
+        """None where the device does not hold the weight as ComfyUI would after merging."""
+        path, _, attribute = key.rpartition(".")
+        module, weight = self.model.get_submodule(path), self._parameter(key)
+        if weight is None or attribute not in ("weight", "bias"):
+            return None
+        if not hasattr(module, "comfy_cast_weights"):
+            return None
+        at_use = self._patch(key)
+        on_device = self.attachment.engine.patchable(module, attribute)
+        if on_device is not at_use.stored_dtype or not at_use.is_plain:
+            return None
+        wrappers = list(self.weight_wrapper_patches.get(key, ()))
+        # A layer that is used out of its turn is used from home, where its weights are clean.
+        companion = Companion(module, f"{attribute}_function", [at_use, *wrappers], wrappers)
+        return PatchedWeight(MergedOnArrival(at_use, weight.shape), (companion,))
 
     def _streamed_modules(self) -> set[torch.nn.Module]:
         """Every module inside a layer, unless all layers stay on the device: which of them stream

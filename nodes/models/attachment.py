@@ -12,7 +12,7 @@ import torch
 
 from ...offload_core.host import host_limits
 from ...offload_core.plan import Plan
-from ...offload_core.run import BASE_NAME, LayerEngine, SharedBudget
+from ...offload_core.run import BASE_NAME, LayerEngine, PatchedWeight, SharedBudget
 from ...offload_core.values import (
     Budget,
     CourierError,
@@ -56,6 +56,10 @@ class Attachment:
     measures_activations: bool
     share: SharedBudget | None = None
     private: PrivateWeights = field(default_factory=PrivateWeights)
+    arrivals: dict[str, PatchedWeight] = field(default_factory=dict)
+    """By key: the patches that the engine merges where a weight arrives."""
+    arrivals_of: object = None
+    """The set of patches that they were made from, as ComfyUI numbers it."""
     source: tuple[str, str] | None = None
     """What the loader was given: the offered file and the dtype."""
     model_id: str = ""

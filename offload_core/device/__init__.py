@@ -14,6 +14,7 @@ from .backend import (
 )
 from .cpu import CpuBackend
 from .fake import POISON, FakeBackend, FakeEvent, FakePageLocker
+from .low_rank import LowRank, Term
 
 
 def backend_for(device: torch.device, limit_bytes: int | None = None) -> DeviceBackend:
@@ -65,7 +66,9 @@ __all__ = [
     "FakeBackend",
     "FakeEvent",
     "FakePageLocker",
+    "LowRank",
     "Recode",
+    "Term",
     "backend_for",
     "cuda_is_available",
     "cuda_link_bytes_per_second",

@@ -15,6 +15,7 @@ import torch
 
 from ..host import FileMapping, PageLockBackend
 from ..plan import Footprint
+from .low_rank import LowRank
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ class DeviceBackend(Protocol):
     def recode(self, recodes: Sequence[Recode]) -> None:
         """Round in place, behind what was waited for and before what is issued from here on.
         Threads: compute."""
+
+    def add_low_rank(self, updates: Sequence[LowRank]) -> None:
+        """Add products of thin matrices to weights in place; ordered as ``recode`` is. Equal bit
+        for bit to ``low_rank.add_low_rank``. Threads: compute."""
 
     def mark(self) -> DeviceEvent:
         """An event that passes when all work issued so far is done. Threads: compute."""

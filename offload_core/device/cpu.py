@@ -16,6 +16,7 @@ from ..host import FileMapping, MlockBackend, PageLockBackend, system_memory
 from ..plan import ALIGNMENT, Footprint
 from ..values import DeviceMemoryError, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
+from .low_rank import LowRank, add_low_rank
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class CpuBackend:
         """Now."""
         for recode in recodes:
             recode.perform()
+
+    def add_low_rank(self, updates: Sequence[LowRank]) -> None:
+        """Now."""
+        add_low_rank(updates)
 
     def mark(self) -> DeviceEvent:
         """Work is done when its call returns."""

@@ -20,6 +20,7 @@ from ..host import FileMapping, MemoryKind, PageLockBackend
 from ..plan import Footprint
 from ..values import DeviceMemoryError
 from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
+from .low_rank import LowRank, add_low_rank
 
 POISON = 0xFF
 """As bf16, fp16, fp32 and fp64 a NaN; as an integer, -1 or the largest value."""
@@ -184,6 +185,11 @@ class FakeBackend:
         with self._lock:
             for recode in recodes:
                 recode.perform()
+
+    def add_low_rank(self, updates: Sequence[LowRank]) -> None:
+        """Now, as ``recode``."""
+        with self._lock:
+            add_low_rank(updates)
 
     def mark(self) -> DeviceEvent:
         """Work issued so far; it counts as unfinished until somebody waits for this event."""

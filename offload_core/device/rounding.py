@@ -12,23 +12,15 @@ Names nothing of torch, and nothing that needs a device before ``load`` is calle
 from __future__ import annotations
 
 import ctypes
-import sys
 from dataclasses import dataclass
+
+from .driver import Kernel, load_kernel
 
 UNIT_BYTES = 16
 """What one thread reads and writes at once; memory has to be aligned to it."""
 
-_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-# One calling convention on every 64-bit system.
-_open = ctypes.CDLL
-
 _THREADS = 256
 _ENTRY = "courier_round"
-_SUCCESS = 0
-
-
-class DriverError(Exception):
-    """The driver cannot be reached or refused; the text says which call."""
 
 
 def _ptx() -> str:
@@ -78,8 +70,7 @@ def _ptx() -> str:
 class Rounder:
     """The kernel in one device's context. It stays there as long as the process."""
 
-    _library: ctypes.CDLL
-    _function: ctypes.c_void_p
+    _kernel: Kernel
 
     def round(self, address: int, units: int, stream: int) -> None:
         """Round ``units`` times 16 bytes from ``address`` on, which is aligned to 16.
@@ -88,47 +79,11 @@ class Rounder:
             stream: the driver's handle; the context of its device is current on this thread.
         Raises: DriverError.
         """
-        if not units:
-            return
-        memory, count = ctypes.c_uint64(address), ctypes.c_uint32(units)
-        arguments = (ctypes.c_void_p * 2)(
-            ctypes.cast(ctypes.byref(memory), ctypes.c_void_p),
-            ctypes.cast(ctypes.byref(count), ctypes.c_void_p),
-        )
-        blocks = -(-units // _THREADS)
-        shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        code = self._library.cuLaunchKernel(
-            self._function, *shape, ctypes.c_void_p(stream), arguments, None
-        )
-        _check(code, "cuLaunchKernel")
+        if units:
+            arguments = (ctypes.c_uint64(address), ctypes.c_uint32(units))
+            self._kernel.launch(-(-units // _THREADS), _THREADS, stream, arguments)
 
 
 def load() -> Rounder:
     """The kernel in the context that is current on this thread. Raises: DriverError."""
-    library = _driver()
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    image = _ptx().encode("ascii")
-    _check(library.cuModuleLoadData(ctypes.byref(module), image), "cuModuleLoadData")
-    name = _ENTRY.encode("ascii")
-    _check(library.cuModuleGetFunction(ctypes.byref(function), module, name), "cuModuleGetFunction")
-    return Rounder(library, function)
-
-
-def _driver() -> ctypes.CDLL:
-    try:
-        library = _open(_LIBRARY)
-    except OSError as error:
-        raise DriverError(f"the driver's library cannot be opened: {error}") from error
-    pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    try:
-        library.cuModuleLoadData.argtypes = (pointer, ctypes.c_char_p)
-        library.cuModuleGetFunction.argtypes = (pointer, pointer, ctypes.c_char_p)
-        library.cuLaunchKernel.argtypes = (pointer, *(unsigned,) * 7, pointer, pointer, pointer)
-    except AttributeError as error:
-        raise DriverError(f"the driver's library is of another kind: {error}") from error
-    return library
-
-
-def _check(code: int, call: str) -> None:
-    if code != _SUCCESS:
-        raise DriverError(f"{call} answered {code}")
+    return Rounder(load_kernel(_ptx().encode("ascii"), _ENTRY))

@@ -11,6 +11,7 @@ from ..host import FileMapping, MemoryKind, PageLockBackend, system_memory
 from ..plan import Footprint
 from ..values import DeviceMemoryError, size_text
 from .backend import CopyPiece, DeviceEvent, DeviceMemory, Recode, shipped
+from .low_rank import LowRank, add_low_rank
 
 
 class _NoPageLocks:
@@ -72,6 +73,10 @@ class SynchronousBackend:
         """Now."""
         for recode in recodes:
             recode.perform()
+
+    def add_low_rank(self, updates: Sequence[LowRank]) -> None:
+        """Now."""
+        add_low_rank(updates)
 
     def mark(self) -> DeviceEvent:
         """Copies into a slot are ordered behind its readers by the device's one queue."""

@@ -4,7 +4,19 @@ from .assembly import attach
 from .courier import Courier, Order
 from .engine import LayerEngine
 from .parts import EngineParts
+from .patches import Companion, PatchedWeight, WeightPatch
 from .shared import SharedBudget
 from .weights import BASE_NAME
 
-__all__ = ["BASE_NAME", "Courier", "EngineParts", "LayerEngine", "Order", "SharedBudget", "attach"]
+__all__ = [
+    "BASE_NAME",
+    "Companion",
+    "Courier",
+    "EngineParts",
+    "LayerEngine",
+    "Order",
+    "PatchedWeight",
+    "SharedBudget",
+    "WeightPatch",
+    "attach",
+]

@@ -14,6 +14,7 @@ from ..values import Budget, EngineConfig
 from .courier import Courier
 from .engine import LayerEngine
 from .parts import NO_LIMIT_BYTES, EngineParts
+from .patches import Patches
 from .source import LayerSource
 from .stream import LayerStream
 from .weights import take_inventory
@@ -48,12 +49,14 @@ def attach(
     locker = PageLocker(backend.page_locker(), ledger)
     sources = tuple(LayerSource(group, locker) for group in inventory.layers)
     courier = Courier(backend, name, config.switches.courier, config.patience_seconds)
+    patches = Patches(backend)
     stream = LayerStream(
         len(inventory.layers),
         sources,
         backend,
         courier,
         config,
+        patches,
     )
     parts = EngineParts(
         inventory=inventory,
@@ -65,6 +68,7 @@ def attach(
         base_source=LayerSource(inventory.base, locker),
         courier=courier,
         stream=stream,
+        patches=patches,
         config=config,
         lock_refusal=_lock_refusal(backend, mappings, config),
         notes=(*config.switches.notes, *notes),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from .patches import Patches
 from .weights import Weight, WeightGroup
 
 
@@ -31,7 +32,7 @@ def make_bindings(group: WeightGroup, memory: torch.Tensor) -> Bindings:
     return Bindings(group.weights, parameters)
 
 
-def bind(bindings: Bindings) -> None:
+def bind(bindings: Bindings, patches: Patches) -> None:
     """Put the device parameters in place.
 
     A place that holds neither home nor this parameter has been given a value by somebody else (a
@@ -41,11 +42,13 @@ def bind(bindings: Bindings) -> None:
         for site in weight.sites:
             if site.module._parameters.get(site.attribute) is weight.home:
                 site.module._parameters[site.attribute] = parameter
+                patches.place(weight, at_home=False)
 
 
-def unbind(bindings: Bindings) -> None:
+def unbind(bindings: Bindings, patches: Patches) -> None:
     """Put the home parameters back wherever ours are in place. Threads: the compute thread only."""
     for weight, parameter in zip(bindings.weights, bindings.parameters, strict=True):
         for site in weight.sites:
             if site.module._parameters.get(site.attribute) is parameter:
                 site.module._parameters[site.attribute] = weight.home
+                patches.place(weight, at_home=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..device import DeviceBackend, DeviceEvent
-from ..values import EXIT_SECONDS, CourierStoppedError, StateError, TransferError
-from .source import LayerSource
+from ..values import EXIT_SECONDS, CourierStoppedError, StateError
+from .source import LayerSource, transfer_error
 from .weights import WeightGroup
 
 
@@ -75,13 +75,7 @@ class Order:
         """
         self.wait(interrupt, poll_seconds)
         if self.error is not None:
-            stopped = isinstance(self.error, CourierStoppedError)
-            kind = CourierStoppedError if stopped else TransferError
-            where = f" from {self.source.file}" if self.source.file else ""
-            raise kind(
-                f"layer {self.source.name} could not be brought to the device{where}: "
-                f"{type(self.error).__name__}: {self.error}"
-            ) from self.error
+            raise transfer_error(self.source, self.error) from self.error
         assert self.event is not None
         return self.event
 

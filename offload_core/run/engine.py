@@ -13,20 +13,21 @@ import logging
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..device import DeviceBackend
-from ..plan import Plan, make_plan
+from ..plan import Plan, PlanRequest, make_plan
 from ..values import (
     ENGINE_MOVES,
     AsleepError,
     Budget,
     CheckpointError,
     CourierError,
+    DeviceBudgetError,
     DeviceMemoryError,
     EngineSnapshot,
     EngineState,
@@ -37,6 +38,7 @@ from .holding import Holding, shortage_note
 from .hooks import put_hooks, refuse_new_weights
 from .occupancy import Occupancy
 from .parts import EngineParts
+from .patches import PatchedWeight
 from .planning import Planner, smaller_budget
 from .report import Published, snapshot_of
 
@@ -61,6 +63,12 @@ class LayerEngine:
         self._slept_with: tuple[Budget, int] | None = None
         self._planner = Planner(parts)
         self._holding = Holding(parts, self._occupancy, self._planner)
+        self._sites = {
+            (site.module, site.attribute): weight
+            for group in (parts.inventory.base, *parts.inventory.layers)
+            for weight in group.weights
+            for site in weight.sites
+        }
         self._shutdown = weakref.finalize(
             self, _shut_down, parts.courier, self._occupancy, self._handles, parts.backend
         )
@@ -88,22 +96,41 @@ class LayerEngine:
         self._refuse_asleep()
         if self._state not in (EngineState.UNLOADED, EngineState.LOADED):
             raise StateError(f"the engine is {self._state.value}; it cannot be loaded now")
-        request = self._planner.request(budget, activation_bytes)
-        plan = make_plan(request)
+        request, plan = self._planned(budget, activation_bytes)
         self._check_files()
         if self._holding.serves(plan, budget):
-            return self._holding.keep_for(plan, budget)
-        try:
-            self._apply(budget, plan)
-        except DeviceMemoryError as error:
-            smaller = smaller_budget(request, plan)
-            if smaller is None:
-                raise
-            plan = make_plan(smaller)
-            note = shortage_note(error)
-            self._apply(budget, plan)
-            self._holding.say(note)
+            plan = self._holding.keep_for(plan, budget)
+        else:
+            plan = self._apply_or_smaller(request, budget, plan)
+        self._prepare_renewal()
         return plan
+
+    def patch(self, by_site: Mapping[tuple[nn.Module, str], PatchedWeight]) -> None:
+        """Patch weights where they arrive on the device from now on, by these and no others.
+
+        What streams is patched on each arrival. What stays is brought anew where its patch is
+        another object than before: what belongs to no layer by the next ``load``, a layer when it
+        runs next. Only weights that ``patchable`` knows.
+
+        Raises: StateError during a run; ValueError for a place that holds no such weight.
+        """
+        if self._state not in (EngineState.UNLOADED, EngineState.LOADED):
+            raise StateError(f"the engine is {self._state.value}; it cannot be patched now")
+        by_weight = {}
+        for (module, attribute), patched in by_site.items():
+            weight = self._sites.get((module, attribute))
+            if weight is None:
+                raise ValueError(f"{type(module).__name__}.{attribute} is no weight to be patched")
+            by_weight[weight] = patched
+        self._parts.stream.settle_orders()
+        self._occupancy.patch(by_weight)
+
+    def patchable(self, module: nn.Module, attribute: str) -> torch.dtype | None:
+        """What ``patch`` would work on: the dtype that the weight has on the device; None if it
+        cannot be patched there. Any thread."""
+        weight = self._sites.get((module, attribute))
+        # One that two modules share would be patched for both.
+        return None if weight is None or len(weight.sites) > 1 else weight.device_dtype
 
     def file_problem(self) -> str:
         """Why nothing can be loaded from the files any more, as ``load`` would say, but without
@@ -224,6 +251,7 @@ class LayerEngine:
             self._gave_way = False
             yield
             self._parts.stream.wind_down()
+            self._occupancy.settle_renewal()
             for mapping in self._parts.mappings:
                 mapping.check_not_rewritten()
             self._holding.meter.end()
@@ -240,6 +268,9 @@ class LayerEngine:
         """
         if self._state is not EngineState.RUNNING:
             return
+        if self._occupancy.has_borrowed_staging:
+            self._parts.stream.settle_orders()
+            self._occupancy.end_renewal()
         if not self._holding.meter.end_pass():
             return
         if self._occupancy.lacks_staging:
@@ -359,6 +390,9 @@ class LayerEngine:
 
     def begin_layer(self, index: int) -> None:
         """Hook: layer ``index`` is about to run."""
+        if self._occupancy.is_renewing:
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.renew(index)
         if self._parts.stream.streams(index):
             with torch.inference_mode(False), torch.no_grad():
                 self._parts.stream.acquire(index)
@@ -382,6 +416,43 @@ class LayerEngine:
             if self._state is EngineState.LOADING:
                 if self._holding.plan is not None:
                     self._holding.vacate()
+                self._move(EngineState.UNLOADED)
+            raise
+
+    def _planned(self, budget: Budget, activation_bytes: int) -> tuple[PlanRequest, Plan]:
+        self._parts.patches.take_memory()
+        request = self._planner.request(budget, activation_bytes)
+        try:
+            return request, make_plan(request)
+        except DeviceBudgetError:
+            if not self._parts.patches.do_without_memory():
+                raise
+        request = self._planner.request(budget, activation_bytes)
+        return request, make_plan(request)
+
+    def _apply_or_smaller(self, request: PlanRequest, budget: Budget, plan: Plan) -> Plan:
+        try:
+            self._apply(budget, plan)
+        except DeviceMemoryError as error:
+            smaller = smaller_budget(request, plan)
+            if smaller is None:
+                raise
+            plan = make_plan(smaller)
+            note = shortage_note(error)
+            self._apply(budget, plan)
+            self._holding.say(note)
+        return plan
+
+    def _prepare_renewal(self) -> None:
+        self._parts.stream.settle_orders()
+        try:
+            self._move(EngineState.LOADING)
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.prepare_renewal()
+            self._move(EngineState.LOADED)
+        except BaseException:
+            if self._state is EngineState.LOADING:
+                self._holding.vacate()
                 self._move(EngineState.UNLOADED)
             raise
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -12,10 +14,13 @@ from ..host import Reservation
 from ..plan import ALIGNMENT, Held, Plan
 from ..values import align_down, align_up
 from .parts import NO_LIMIT_BYTES, EngineParts
+from .patches import PatchedWeight
 from .residency import Resident, move_buffers
 from .source import LayerSource
-from .weights import WeightGroup
+from .weights import Weight, WeightGroup
 
+_RENEWED_AHEAD = 2
+"""Layers of which what stays is on its way while another runs. More would hold up what streams."""
 _WORTH_STAGING_BYTES = 192 << 20
 """From here on, lanes made for the load alone take less time than the driver's own staging."""
 
@@ -38,13 +43,17 @@ class Occupancy:
         self.resident_bytes = 0
         self.layer_bytes: tuple[int, ...] = (0,) * len(parts.inventory.layers)
         """Bytes of each layer's weights that are on the device all the time."""
+        self._stale: deque[int] = deque()
+        self._borrowed_from_bytes: int | None = None
+        """The plan's own staging, while a renewal has more."""
         self.peak_bytes = 0
         """The most that a plan held since ``restart_peak``."""
 
     @property
     def device_bytes(self) -> int:
-        """Resident weights, buffers and slots."""
-        return self.resident_bytes + self._parts.stream.slot_bytes
+        """Resident weights, buffers, slots and what patches hold."""
+        parts = self._parts
+        return self.resident_bytes + parts.stream.slot_bytes + parts.patches.held_bytes
 
     @property
     def staging_bytes(self) -> int:
@@ -59,6 +68,8 @@ class Occupancy:
         """Bring device and locks to ``plan``; what is there already stays. Raises: CourierError."""
         parts = self._parts
         parts.stream.close()
+        self.settle_renewal()
+        self._borrowed_from_bytes = None  # the new plan's staging replaces what was borrowed
         # Give back before taking: the old plan and the new one need not fit side by side.
         missing = self._give_back(plan)
         parts.backend.trim()
@@ -88,10 +99,64 @@ class Occupancy:
             for index, layer in enumerate(plan.layers)
         )
 
+    def patch(self, by_weight: Mapping[Weight, PatchedWeight]) -> None:
+        """Patch by these from now on. What is on the device is as before: see ``renew_stale``."""
+        residents = list(self._all_residents())
+        for resident in residents:
+            resident.take_off()
+        try:
+            self._parts.patches.replace(by_weight)
+        finally:
+            for resident in residents:
+                resident.put_on()
+
+    def prepare_renewal(self) -> None:
+        """Renew what belongs to no layer, and have what the rest is to be renewed with: see
+        ``renew``. Nothing may be shipping."""
+        stale = [resident for resident in self._all_residents() if resident.is_stale]
+        more_bytes = self._staging_for(stale)
+        if more_bytes > self.staging_bytes:
+            self._borrowed_from_bytes = self.staging_bytes
+            self._stage(more_bytes)
+        if self._base is not None and self._base.is_stale:
+            self._base.end_renewal()
+        self._stale = deque(
+            index
+            for index, layer in sorted(self._residents.items())
+            if any(resident.is_stale for resident in layer)
+        )
+
+    @property
+    def is_renewing(self) -> bool:
+        """Whether a layer has yet to be renewed by its next turn."""
+        return bool(self._stale)
+
+    def renew(self, index: int) -> None:
+        """Layer ``index`` is about to run: bring what of it is patched otherwise than it should be
+        once more, from its home, and begin with the next layers. So a first pass after a change
+        brings everything, and the link is never idle."""
+        if index in self._stale:
+            for resident in self._residents.get(index, ()):
+                if resident.is_stale:
+                    resident.end_renewal()
+            self._stale.remove(index)
+        for ahead in itertools.islice(self._stale, _RENEWED_AHEAD):
+            for resident in self._residents.get(ahead, ()):
+                if resident.is_stale:
+                    resident.begin_renewal()
+
+    def _all_residents(self) -> Iterator[Resident]:
+        if self._base is not None:
+            yield self._base
+        for layer in self._residents.values():
+            yield from layer
+
     def release(self, keep_locks: bool = False) -> None:
         """Leave the device, the staging and, unless they are to be kept, the page locks."""
         parts = self._parts
         parts.stream.close()
+        self._stale.clear()
+        self._borrowed_from_bytes = None
         for index in list(self._residents):
             for resident in self._residents[index]:
                 resident.offload()
@@ -110,6 +175,22 @@ class Occupancy:
         """Unlock every page. Nothing may be shipping."""
         for source in self._parts.sources:
             source.release_locks()
+
+    @property
+    def has_borrowed_staging(self) -> bool:
+        """Whether there is more staging than the plan has, for a renewal that is over."""
+        return self._borrowed_from_bytes is not None and not self._stale
+
+    def end_renewal(self) -> None:
+        """Have the plan's own staging again. Nothing may be shipping."""
+        if self._borrowed_from_bytes is not None:
+            self._stage(self._borrowed_from_bytes)
+        self._borrowed_from_bytes = None
+
+    def settle_renewal(self) -> None:
+        """Wait for what is on its way for ``renew``."""
+        for resident in self._all_residents():
+            resident.let_shipment_end()
 
     @property
     def lacks_staging(self) -> bool:
@@ -201,7 +282,7 @@ class Occupancy:
 
     def _resident(self, group: WeightGroup, source: LayerSource) -> Resident:
         self_check = self._parts.config.switches.self_check
-        return Resident(group, source, self._parts.backend, self_check)
+        return Resident(group, source, self._parts.backend, self._parts.patches, self_check)
 
     def _staging_for(self, coming: Sequence[Resident]) -> int:
         """Staging worth having for this load alone; locks that will need its room come later."""

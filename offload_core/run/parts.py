@@ -9,6 +9,7 @@ from ..host import FileMapping, HostLedger
 from ..plan import BlockList
 from ..values import Budget, EngineConfig
 from .courier import Courier
+from .patches import Patches
 from .source import LayerSource
 from .stream import LayerStream
 from .weights import Inventory
@@ -30,6 +31,7 @@ class EngineParts:
     base_source: LayerSource
     courier: Courier
     stream: LayerStream
+    patches: Patches
     config: EngineConfig
     lock_refusal: str | None
     """Why no page of these mappings is locked, or None."""

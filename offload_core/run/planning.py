@@ -50,7 +50,8 @@ class Planner:
             layers=self._layers,
             base_device_bytes=base.layout.size_bytes
             + base.solid_bytes
-            + self._parts.inventory.buffer_bytes,
+            + self._parts.inventory.buffer_bytes
+            + self._parts.patches.device_bytes,
             base_copied_bytes=base.copied_bytes,
             device_budget_bytes=self._device_bytes(budget, activation_bytes),
             host_budget_bytes=budget.host_bytes,

@@ -12,7 +12,7 @@ import torch
 from ..device import CopyPiece
 from ..host import LockedRange, LockRefused, PageLocker, host_limits
 from ..plan import Piece
-from ..values import StateError
+from ..values import CourierStoppedError, StateError, TransferError
 from .weights import PageRun, WeightGroup
 
 _HEADROOM = 2
@@ -184,6 +184,16 @@ class LayerSource:
         buffer = (ctypes.c_ubyte * size).from_address(address)
         buffer._owners = self._keepalive  # type: ignore[attr-defined]
         return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def transfer_error(source: LayerSource, error: BaseException) -> TransferError:
+    """What a run has to say of a layer whose copies failed with ``error``."""
+    kind = CourierStoppedError if isinstance(error, CourierStoppedError) else TransferError
+    where = f" from {source.file}" if source.file else ""
+    return kind(
+        f"layer {source.name} could not be brought to the device{where}: "
+        f"{type(error).__name__}: {error}"
+    )
 
 
 def _is_of_use(lock: LockedRange, run: PageRun, in_part: bool) -> bool:

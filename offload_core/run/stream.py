@@ -17,6 +17,7 @@ from ..values import LAYER_MOVES, EngineConfig, LayerState, StateError, TrafficR
 from .binder import Bindings, bind, make_bindings, unbind
 from .checking import check_arrival
 from .courier import Courier, Order
+from .patches import Patches
 from .source import LayerSource
 from .weights import WeightGroup
 
@@ -54,6 +55,7 @@ class LayerStream:
         backend: DeviceBackend,
         courier: Courier,
         config: EngineConfig,
+        patches: Patches,
     ) -> None:
         self.states = [LayerState.ABSENT] * layers
         self.traffic = TrafficRecord()
@@ -61,6 +63,7 @@ class LayerStream:
         self._sources = sources
         self._backend = backend
         self._courier = courier
+        self._patches = patches
         self._poll_seconds = config.interrupt_poll_seconds
         self._poison = config.switches.poison
         self._self_check = config.switches.self_check
@@ -170,18 +173,31 @@ class LayerStream:
                 # An interrupt leaves the order running and its slot filling: the copy may still
                 # be under way, and the layer is what the next run begins with anyway.
                 event = slot.order.collect(self.interrupt, self._poll_seconds)
+                # Waited for before anything may free the slot: a copy may still be filling it.
                 self._backend.wait(event)
-                self._backend.recode(self._parts[index].recodes(slot.memory))
-                if self._self_check:
-                    check_arrival(self._parts[index], slot.memory)
             except TransferError:
                 self._free(slot)
                 raise
+            try:
+                self._receive(slot, index)
+            except BaseException:
+                # Whatever it was, nothing may be done to these bytes a second time.
+                self._free(slot)
+                raise
             self._move(index, LayerState.READY)
-        if index not in slot.bindings:
-            slot.bindings[index] = make_bindings(self._parts[index], slot.memory)
-        bind(slot.bindings[index])
+        bind(slot.bindings[index], self._patches)
         self._move(index, LayerState.IN_USE)
+
+    def _receive(self, slot: Slot, index: int) -> None:
+        """The bytes are there; have them as the model is to use them."""
+        part = self._parts[index]
+        self._backend.recode(part.recodes(slot.memory))
+        if self._self_check:
+            check_arrival(part, slot.memory)
+        if index not in slot.bindings:
+            slot.bindings[index] = make_bindings(part, slot.memory)
+        bindings = slot.bindings[index]
+        self._patches.apply(bindings.weights, bindings.parameters, stay=False)
 
     def _ship(self, index: int, slot: Slot) -> None:
         part = self._parts[index]
@@ -201,7 +217,7 @@ class LayerStream:
         if not self._is_half_freed(slot):
             self._move(slot.layer, LayerState.RELEASING)
         if slot.layer in slot.bindings:
-            unbind(slot.bindings[slot.layer])
+            unbind(slot.bindings[slot.layer], self._patches)
         if self._poison:
             slot.memory.fill_(POISON)
         slot.released = self._backend.mark()

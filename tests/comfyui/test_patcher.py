@@ -44,6 +44,12 @@ def test_stacked_and_switched_loras_are_exact_and_reload_nothing(patcher_lines: 
     passes(patcher_lines, "loras", 17)
 
 
+def test_patches_of_every_kind_are_merged_on_arrival_with_the_cores_own_bits(
+    patcher_lines: Lines,
+) -> None:
+    passes(patcher_lines, "arrivals", 95)
+
+
 def test_saved_model_has_the_stock_tensors_with_the_lora_merged(patcher_lines: Lines) -> None:
     passes(patcher_lines, "saving", 37)
 

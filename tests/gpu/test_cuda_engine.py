@@ -19,7 +19,7 @@ from torch import nn
 from offload_core.device import DeviceBackend, Recode, backend_for
 from offload_core.device import cuda as cuda_backend
 from offload_core.device.cuda import CudaBackend
-from offload_core.device.rounding import DriverError
+from offload_core.device.driver import DriverError
 from offload_core.host import PAGE_BYTES, MemoryKind, open_mapping, process_memory
 from offload_core.run import LayerEngine, attach
 from offload_core.values import Budget, DeviceBudgetError, EngineConfig, Placement

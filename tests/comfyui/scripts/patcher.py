@@ -344,6 +344,76 @@ def pointers_and_shipped(model: Any, run_with: Any) -> tuple[dict[str, int], int
     return pointers, snapshot.traffic.layers_shipped - shipped
 
 
+def arrivals() -> None:
+    """Where the device holds what the core would store, every kind of patch is merged on arrival:
+    its own bits, whatever stays and whatever streams, one after the other and back to none."""
+    for name in ("bf16_unet", "fp16_unet"):
+        with forced(name):
+            plain = stock()
+            kinds = lora_kinds(plain)
+            want = {kind: sample(with_patches(plain, *files)) for kind, files in kinds.items()}
+            check(f"{name}: all differ", len({str(w.flatten()[:64]) for w in want.values()}) > 9)
+            for plan, budget in budgets().items():
+                model = courier(budget=budget)
+                for kind, files in kinds.items():
+                    patched = with_patches(model, *files)
+                    same(f"{name} {plan} {kind}", sample(patched), want[kind])
+                check(f"{name} {plan}: none is left", model.attachment.arrivals == {})
+                again = with_patches(model, *kinds["two"])
+                same(f"{name} {plan} two again", sample(again), want["two"])
+                check(f"{name} {plan}: on arrival", len(model.attachment.arrivals) > 3)
+                same(f"{name} {plan}: a second run", sample(again), want["two"])
+
+
+def lora_kinds(model: Any) -> dict[str, tuple[dict[str, torch.Tensor], ...]]:
+    """Files of each kind over one weight in each block; "none" comes last."""
+    generator = torch.Generator().manual_seed(9)
+
+    def numbers(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator) * 0.1
+
+    names = [
+        f"diffusion_model.{n.removesuffix('.weight')}"
+        for n, w in model.model.diffusion_model.state_dict().items()
+        if n.endswith(("self_attn.q.weight", "ffn.0.weight"))
+    ]
+    shapes = {n: model.model.get_submodule(n).weight.shape for n in names}
+
+    def file(make: Any) -> dict[str, torch.Tensor]:
+        return {f"{n}.{k}": v for n in names for k, v in make(*shapes[n]).items()}
+
+    def lora(rows: int, columns: int) -> dict[str, torch.Tensor]:
+        return {"lora_up.weight": numbers(rows, 4), "lora_down.weight": numbers(4, columns)}
+
+    makers = {
+        "lora": lora,
+        "alpha": lambda r, c: {**lora(r, c), "alpha": torch.tensor(2.0)},
+        "dora": lambda r, c: {**lora(r, c), "dora_scale": numbers(r, 1) + 1},
+        "loha": lambda r, c: {
+            "hada_w1_a": numbers(r, 4), "hada_w1_b": numbers(4, c),
+            "hada_w2_a": numbers(r, 4), "hada_w2_b": numbers(4, c),
+        },
+        "lokr": lambda r, c: {"lokr_w1": numbers(4, 4), "lokr_w2": numbers(r // 4, c // 4)},
+        "glora": lambda r, c: {
+            "a1.weight": numbers(4, c), "a2.weight": numbers(c, 4),
+            "b1.weight": numbers(4, c), "b2.weight": numbers(r, 4),
+        },
+        "diff": lambda r, c: {"diff": numbers(r, c), "diff_b": numbers(r)},
+        "set": lambda r, c: {"set_weight": numbers(r, c)},
+        "bfloat16": lambda r, c: {k: v.bfloat16() for k, v in lora(r, c).items()},
+    }  # fmt: skip
+    kinds = {kind: (file(maker),) for kind, maker in makers.items()}
+    kinds["two"] = (*kinds["alpha"], *kinds["bfloat16"])
+    kinds["mixed"] = (*kinds["loha"], *kinds["lora"])
+    return {**kinds, "none": ()}
+
+
+def with_patches(model: Any, *files: dict[str, torch.Tensor]) -> Any:
+    for number, file in enumerate(files):
+        model = comfy.sd.load_lora_for_models(model, None, file, 0.8 - number, 0)[0]
+    return model
+
+
 def saving() -> None:
     """The core's own save writes what it writes for its own loader, LoRA merged."""
     with tempfile.TemporaryDirectory(dir=bootstrap.base_path()) as temporary:
@@ -934,7 +1004,7 @@ def headless() -> None:
 
 
 PARTS = (
-    core, dtypes, mixed_file, scaled_fp8, loras, saving, merged_then_unloaded, unloading,
+    core, dtypes, mixed_file, scaled_fp8, loras, arrivals, saving, merged_then_unloaded, unloading,
     interrupts, clones, sizes, offers, rooms, large_host_budgets, leaks, rounds, two_models,
     guidance, model_nodes, merging, changed_files, while_running, headless,
 )  # fmt: skip

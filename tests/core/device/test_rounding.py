@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from offload_core.device import driver as driver_module
 from offload_core.device import rounding
-from offload_core.device.rounding import DriverError
+from offload_core.device.driver import DriverError
 
 
 class Call:
@@ -42,7 +43,7 @@ class Driver:
 
 def opened(monkeypatch: pytest.MonkeyPatch, **codes: int) -> Driver:
     driver = Driver(**codes)
-    monkeypatch.setattr(rounding, "_open", lambda name: driver)
+    monkeypatch.setattr(driver_module, "_open", lambda name: driver)
     return driver
 
 
@@ -91,12 +92,12 @@ def test_a_launch_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_machine_without_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "_LIBRARY", "no-such-library.so.1")
+    monkeypatch.setattr(driver_module, "_LIBRARY", "no-such-library.so.1")
     with pytest.raises(DriverError, match="cannot be opened"):
         rounding.load()
 
 
 def test_a_library_without_these_functions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "_open", lambda name: object())
+    monkeypatch.setattr(driver_module, "_open", lambda name: object())
     with pytest.raises(DriverError, match="of another kind"):
         rounding.load()

@@ -181,10 +181,10 @@ def test_ctrl_c_while_parameters_go_home_leaves_none_on_the_device(loaded: Loade
     case = loaded("resident")
     unbind, calls = residency.unbind, iter(range(100))
 
-    def interrupted(bindings: Any) -> None:
+    def interrupted(*arguments: Any) -> None:
         if next(calls) == at:
             raise KeyboardInterrupt
-        unbind(bindings)
+        unbind(*arguments)
 
     case.interrupt(residency, "unbind", interrupted, case.engine.sleep)
     assert case.engine.state is EngineState.LOADED
