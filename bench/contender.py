@@ -42,6 +42,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--also-latent", type=Latent.parse, action="append", default=[])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--cfg", type=float, default=1.0)
+    parser.add_argument("--lora-rank", type=int, default=0, help="0: none")
     parser.add_argument("--device-gib", type=float, help="Courier's budget; left out: automatic")
     parser.add_argument("--host-gib", type=float, help="Courier's budget; left out: automatic")
     parser.add_argument("--dynamic-vram", action="store_true")
@@ -101,21 +103,32 @@ def measure_again(options: argparse.Namespace) -> float:
     with comfy_program.node():
         loaded = load(options)
     seconds = time.perf_counter() - started
-    return seconds + sample(loaded.model, options.latent, 2).step_seconds[0]
+    return seconds + sample(loaded.model, options.latent, 2, cfg=options.cfg).step_seconds[0]
 
 
 def load(options: argparse.Namespace) -> Loaded:
     """The model by the loader of this kind."""
     if options.kind is not Kind.COURIER:
-        model = comfy_program.load_core(options.model)
+        model = patched(options, comfy_program.load_core(options.model))
         return Loaded(model, int, lambda: None)
     model = comfy_program.load_courier(
         options.model, budget_bytes(options.device_gib), budget_bytes(options.host_gib)
     )
     engine = model.courier_engine
     return Loaded(
-        model, lambda: engine.snapshot().traffic.shipped_bytes, lambda: courier_record(engine)
+        patched(options, model),
+        lambda: engine.snapshot().traffic.shipped_bytes,
+        lambda: courier_record(engine),
     )
+
+
+def patched(options: argparse.Namespace, model: Any) -> Any:
+    """With the LoRA, if one was asked for."""
+    if not options.lora_rank:
+        return model
+    from bench.lora import random_lora, with_lora
+
+    return with_lora(model, (random_lora(options.model, options.lora_rank, 1), 1.0))
 
 
 def measure_run(
@@ -126,7 +139,7 @@ def measure_run(
 
     from bench.sampling import sample
 
-    sampled = sample(loaded.model, latent, options.steps, loaded.shipped_bytes)
+    sampled = sample(loaded.model, latent, options.steps, loaded.shipped_bytes, cfg=options.cfg)
     if options.kind is Kind.RESIDENT:
         check_resident(loaded.model)
     file = options.latent_file.with_name(f"{options.latent_file.name}-{latent}-{number}.pt")

@@ -31,6 +31,8 @@ class Settings:
     latents: Sequence[Latent]
     steps: int
     runs: int
+    cfg: float
+    lora_rank: int
     free_gib: float
     device_gib: float | None
     budgets_gib: Sequence[float]
@@ -80,6 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--latents", default="5x60x104,1x60x104", help="frames x height x width, by commas")
     add("--steps", type=int, default=8)
     add("--runs", type=int, default=2, help="calls of the sampler for each latent")
+    add("--cfg", type=float, default=1.0, help="above 1, both conditionings are run")
+    add("--lora-rank", type=int, default=0, help="a random LoRA on every matrix of the blocks")
     add("--free-gib", type=float, default=12.0, help="left on a limited card; 0: not limited")
     add("--device-gib", default="", help="Courier's device budget; default: --free-gib; or auto")
     add("--budgets-gib", default="4,6,8,12", help="device budgets whose peak is measured")
@@ -118,6 +122,8 @@ def settings_from(options: argparse.Namespace) -> Settings:
         latents=[Latent.parse(text) for text in _words(options.latents)],
         steps=options.steps,
         runs=options.runs,
+        cfg=options.cfg,
+        lora_rank=options.lora_rank,
         free_gib=options.free_gib,
         device_gib=_device_gib(options.device_gib, options.free_gib),
         budgets_gib=[float(text) for text in _words(options.budgets_gib)],

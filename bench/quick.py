@@ -62,6 +62,8 @@ def settings_for(paths: Paths, prepared: Prepared, steps: int) -> Settings:
         latents=(LATENT,),
         steps=steps,
         runs=2,
+        cfg=1.0,
+        lora_rank=0,
         free_gib=0.0,
         device_gib=DEVICE_GIB,
         budgets_gib=(),

@@ -142,6 +142,7 @@ def contender_arguments(bench: Bench, row: Row) -> list[str]:
     arguments = [f"--kind={row.kind.value}", f"--model={bench.offered}", f"--latent={first}"]
     arguments += [f"--also-latent={latent}" for latent in others]
     arguments += [f"--steps={settings.steps}", f"--runs={settings.runs}"]
+    arguments += [f"--cfg={settings.cfg}", f"--lora-rank={settings.lora_rank}"]
     arguments.append(f"--latent-file={bench.scratch / row.name}")
     arguments.append(f"--comfyui-args={settings.comfyui_args} {row.comfyui_args}")
     if row.device_gib is not None:

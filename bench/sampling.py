@@ -47,8 +47,9 @@ def sample(
     steps: int,
     count: Callable[[], int] = int,
     tokens: int = CONDITIONING_TOKENS,
+    cfg: float = 1.0,
 ) -> Sampled:
-    """euler, simple, cfg 1, batch 1; noise and conditioning are seeded and made on the CPU.
+    """euler, simple, batch 1; noise and conditioning are seeded and made on the CPU.
 
     Args:
         count: called after each step, such as the bytes shipped so far.
@@ -59,6 +60,7 @@ def sample(
     shape = (1, model.model.latent_format.latent_channels, *_sizes(latent))
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     positive = bootstrap.conditioning(model, 0, tokens)
+    negative = positive if cfg == 1.0 else bootstrap.conditioning(model, 1, tokens)
     times: list[float] = []
     counts: list[int] = []
 
@@ -71,7 +73,7 @@ def sample(
     started = time.perf_counter()
     with node():
         found = comfy.sample.sample(
-            model, noise, steps, 1.0, "euler", "simple", positive, positive, torch.zeros(shape),
+            model, noise, steps, cfg, "euler", "simple", positive, negative, torch.zeros(shape),
             seed=0, disable_pbar=True, callback=step_done,
         )  # fmt: skip
         if torch.cuda.is_available():

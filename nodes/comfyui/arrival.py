@@ -7,6 +7,7 @@ memory each time. Merged on arrival it costs one pass, for what streams only.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import comfy.lora
@@ -22,38 +23,32 @@ _LORA = getattr(comfy.weight_adapter, "LoRAAdapter", None)
 class MergedOnArrival:
     """One weight's patches, merged into it on the device with ComfyUI's own bits.
 
-    Its matrices are on the device from the first arrival on, until the weight stays there.
-    Threads: the prompt worker; the byte counts may be read by any.
+    Threads: the prompt worker.
     """
 
     def __init__(self, at_use: PatchAtUse, shape: torch.Size) -> None:
         """``shape`` is the weight's."""
         self._at_use = at_use
         self._is_low_rank = is_low_rank(at_use.patches, shape)
-        self._terms: tuple[Term, ...] | None = None
-        self._patches: list[Any] | None = None
-        self.held_bytes = 0
-        self.device_bytes = sum(tensor.nbytes for tensor in _tensors(at_use.patches))
+        found = [_factors(patch) for patch in at_use.patches] if self._is_low_rank else None
+        tensors = _tensors(at_use.patches) if found is None else [t for pair in found for t in pair]
+        self.tensors = tuple(tensor.detach().cpu().contiguous() for tensor in tensors)
 
-    def low_rank(self, weight: torch.Tensor) -> LowRank | None:
+    def low_rank(self, weight: torch.Tensor, tensors: Sequence[torch.Tensor]) -> LowRank | None:
         """See ``WeightPatch``."""
         if not self._is_low_rank or not weight.is_contiguous():
             return None
-        if self._terms is None:
-            self._terms = tuple(_term(patch, weight.device) for patch in self._at_use.patches)
-            self.held_bytes = sum(term.up.nbytes + term.down.nbytes for term in self._terms)
-        return LowRank(weight, self._terms, patch_dtype(weight.device))
+        pairs = zip(tensors[::2], tensors[1::2], self._at_use.patches, strict=True)
+        terms = tuple(Term(up, down, _scale(patch)) for up, down, patch in pairs)
+        return LowRank(weight, terms, patch_dtype(weight.device))
 
-    def apply(self, weight: torch.Tensor) -> None:
+    def apply(self, weight: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """See ``WeightPatch``."""
-        if self._patches is None:
-            self._patches = [_moved(patch, weight.device) for patch in self._at_use.patches]
-            self.held_bytes = sum(tensor.nbytes for tensor in _tensors(self._patches))
-        weight.copy_(self._at_use.merged(weight, self._patches))
-
-    def let_go(self) -> None:
-        """See ``WeightPatch``."""
-        self._terms, self._patches, self.held_bytes = None, None, 0
+        patches = self._at_use.patches
+        if not self._is_low_rank:
+            there = iter(tensors)
+            patches = [_exchanged(patch, there) for patch in patches]
+        weight.copy_(self._at_use.merged(weight, patches))
 
 
 def is_low_rank(patches: list[Any], shape: torch.Size) -> bool:
@@ -74,35 +69,30 @@ def _is_plain_lora(patch: Any, shape: torch.Size) -> bool:
     )
 
 
-def _term(patch: Any, device: torch.device) -> Term:
+def _factors(patch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both matrices of a plain LoRA, of one dtype that a kernel knows."""
+    up, down = (matrix.flatten(start_dim=1) for matrix in patch[1].weights[:2])
+    if up.dtype != down.dtype or up.dtype not in (torch.bfloat16, torch.float16):
+        up, down = up.to(torch.float32), down.to(torch.float32)
+    return up, down
+
+
+def _scale(patch: Any) -> float:
     strength, adapter = patch[:2]
-    up, down, alpha = adapter.weights[:3]
-    alpha = 1.0 if alpha is None else alpha / down.shape[0]
-    kinds = {up.dtype, down.dtype}
-    kind = kinds.pop() if len(kinds) == 1 else torch.float32
-    if kind not in (torch.bfloat16, torch.float16):
-        kind = torch.float32
-    # Turned over on the host's side of the link would be slow: there, rows are read one by one.
-    up = up.flatten(start_dim=1).to(device).to(kind).t().contiguous()
-    down = down.flatten(start_dim=1).to(device).to(kind).contiguous()
-    return Term(up, down, float(strength * alpha))
+    alpha = adapter.weights[2]
+    return float(strength * (1.0 if alpha is None else alpha / adapter.weights[1].shape[0]))
 
 
-def _moved(patch: Any, device: torch.device) -> Any:
-    """The same patch with its tensors on ``device``; what is no tensor stays."""
-    strength, value, *rest = patch
-    return (strength, _value_moved(value, device), *rest)
-
-
-def _value_moved(value: Any, device: torch.device) -> Any:
+def _exchanged(value: Any, there: Iterator[torch.Tensor]) -> Any:
+    """The same patch with the next of ``there`` in the place of each tensor."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return next(there)
     if isinstance(value, comfy.weight_adapter.WeightAdapterBase):
         found = copy.copy(value)
-        found.weights = _value_moved(value.weights, device)
+        found.weights = _exchanged(value.weights, there)
         return found
     if isinstance(value, (tuple, list)):
-        return type(value)(_value_moved(one, device) for one in value)
+        return type(value)(_exchanged(one, there) for one in value)
     return value
 
 

@@ -10,10 +10,10 @@ import torch
 
 @dataclass(frozen=True)
 class Term:
-    """``scale * (up.T @ down)``.
+    """``scale * (up @ down)``.
 
     Attributes:
-        up: shape (rank, rows), contiguous, floating, on the device of the weight.
+        up: shape (rows, rank), contiguous, floating, on the device of the weight.
         down: shape (rank, columns), contiguous, of the dtype of ``up``.
     """
 
@@ -41,13 +41,15 @@ class LowRank:
 
 
 def add_low_rank(updates: Iterable[LowRank]) -> None:
-    """By torch's operators: on any device, with float32 copies of product and weight meanwhile."""
+    """By torch's operators, on any device. Takes a float32 product of the weight's size meanwhile,
+    and a copy of the weight where there are several roundings."""
     for one in updates:
-        total = one.weight.to(one.via, copy=True)
+        is_single = len(one.terms) == 1 and one.via is torch.float32
+        total = one.weight if is_single else one.weight.to(one.via, copy=True)
         for term in one.terms:
-            # Row by row in memory, as ComfyUI has it: cuBLAS may sum in another order otherwise.
-            up = term.up.t().to(torch.float32).contiguous()
-            product = torch.mm(up, term.down.to(torch.float32))
+            product = torch.mm(term.up.to(torch.float32), term.down.to(torch.float32))
             product *= term.scale
+            # In place torch sums in the wider dtype of the two, and rounds once.
             total += product.view(total.shape).to(one.via)
-        one.weight.copy_(total)
+        if not is_single:
+            one.weight.copy_(total)

@@ -101,10 +101,31 @@ __device__ __forceinline__ float4 load4(const Factor* p) {
 
 #define TILE 128
 #define DEPTH 16
+#define PAD 4  // or four threads would wait for one bank
 #define THREADS 256
 #define LOADS (DEPTH * TILE / 4 / THREADS)
 
-// DEPTH steps of the rank for a tile of 128 rows (or columns), from a matrix (rank, width).
+// DEPTH steps of the rank for a tile of 128 rows, from a matrix (rows, rank).
+__device__ __forceinline__ void fetch_up(
+    float4* into, const Factor* from, int rows, int rank, int first, int step) {
+  #pragma unroll
+  for (int q = 0; q < LOADS; q++) {
+    int e = threadIdx.x + q * THREADS, r = first + e / (DEPTH / 4), k = step + e % (DEPTH / 4) * 4;
+    into[q] = (r < rows && k < rank) ? load4(from + (long long)r * rank + k)
+                                     : make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+}
+__device__ __forceinline__ void place_up(float into[DEPTH][TILE + PAD], const float4* from) {
+  #pragma unroll
+  for (int q = 0; q < LOADS; q++) {
+    int e = threadIdx.x + q * THREADS, r = e / (DEPTH / 4), k = e % (DEPTH / 4) * 4;
+    into[k][r] = from[q].x;
+    into[k + 1][r] = from[q].y;
+    into[k + 2][r] = from[q].z;
+    into[k + 3][r] = from[q].w;
+  }
+}
+// The same for 128 columns, from a matrix (rank, columns).
 __device__ __forceinline__ void fetch(
     float4* into, const Factor* from, int width, int rank, int first, int step) {
   #pragma unroll
@@ -124,7 +145,7 @@ __device__ __forceinline__ void place(float into[DEPTH][TILE], const float4* fro
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) void courier_add_low_rank(
     const __grid_constant__ Items items) {
-  __shared__ __align__(16) float ups[2][DEPTH][TILE];
+  __shared__ __align__(16) float ups[2][DEPTH][TILE + PAD];
   __shared__ __align__(16) float downs[2][DEPTH][TILE];
   int which = 0;
   while (which + 1 < items.count && (int)blockIdx.x >= items.item[which + 1].first_tile) which++;
@@ -160,14 +181,14 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void courier_add_low_rank(
     const int t = 0;
 #endif
     const Term& term = item.term[t];
-    const Factor* up = (const Factor*)term.up;      // (rank, rows)
+    const Factor* up = (const Factor*)term.up;      // (rows, rank)
     const Factor* down = (const Factor*)term.down;  // (rank, columns)
     const int rank = term.rank;
     float4 next_up[LOADS], next_down[LOADS];
-    fetch(next_up, up, rows, rank, first_row, 0);
+    fetch_up(next_up, up, rows, rank, first_row, 0);
     fetch(next_down, down, columns, rank, first_column, 0);
     __syncthreads();  // the last term may still be read
-    place(ups[0], next_up);
+    place_up(ups[0], next_up);
     place(downs[0], next_down);
     __syncthreads();
     float sum[8][8];
@@ -179,7 +200,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void courier_add_low_rank(
     for (int step = 0; step < rank; step += DEPTH) {
       const bool more = step + DEPTH < rank;
       if (more) {
-        fetch(next_up, up, rows, rank, first_row, step + DEPTH);
+        fetch_up(next_up, up, rows, rank, first_row, step + DEPTH);
         fetch(next_down, down, columns, rank, first_column, step + DEPTH);
       }
       #pragma unroll
@@ -195,7 +216,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void courier_add_low_rank(
           for (int j = 0; j < 8; j++) sum[i][j] = __fmaf_rn(a[i], b[j], sum[i][j]);
       }
       if (more) {
-        place(ups[side ^ 1], next_up);
+        place_up(ups[side ^ 1], next_up);
         place(downs[side ^ 1], next_down);
         __syncthreads();
         side ^= 1;
@@ -382,6 +403,7 @@ def _variant_of(update: LowRank) -> _Variant | None:
         len(update.terms) <= _MOST_TERMS
         and rows * columns >= _LEAST_ELEMENTS
         and rows % 4 == columns % 4 == 0
+        and all(term.up.shape[1] % 4 == 0 for term in update.terms)
         and weight.is_contiguous()
         and weight.data_ptr() % _ALIGNMENT_BYTES == 0
         and all(factor.data_ptr() % alignment == 0 for factor in factors)
@@ -395,7 +417,7 @@ def _factors(update: LowRank) -> list[torch.Tensor]:
 
 def _sizes(update: LowRank) -> tuple[int, int]:
     first = update.terms[0]
-    return first.up.shape[1], first.down.shape[1]
+    return first.up.shape[0], first.down.shape[1]
 
 
 def _shape_of(update: LowRank, variant: _Variant) -> _Shape:

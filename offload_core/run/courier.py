@@ -12,13 +12,13 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 
-from ..device import DeviceBackend, DeviceEvent
+from ..device import CopyPiece, DeviceBackend, DeviceEvent
 from ..values import EXIT_SECONDS, CourierStoppedError, StateError
 from .source import LayerSource, transfer_error
 from .weights import WeightGroup
@@ -40,6 +40,8 @@ class Order:
     memory: torch.Tensor | None
     after: DeviceEvent | None
     ahead: tuple[LayerSource, WeightGroup] | None = None
+    more: Sequence[CopyPiece] = ()
+    """What is to be copied with it."""
     finished: threading.Event = field(default_factory=threading.Event)
     event: DeviceEvent | None = None
     error: BaseException | None = None
@@ -56,7 +58,7 @@ class Order:
 
     def finish(self) -> None:
         """Say that it was served, one way or the other. Threads: whoever served it."""
-        self.memory = None
+        self.memory, self.more = None, ()
         self.finished.set()
 
     def wait(self, interrupt: Callable[[], None] | None, poll_seconds: float) -> None:
@@ -207,7 +209,8 @@ def _serve(backend: DeviceBackend, order: Order) -> None:
         return
     try:
         with torch.inference_mode(False), torch.no_grad():
-            shipment = backend.ship(order.source.copies_into(order.memory, order.part), order.after)
+            pieces = order.source.copies_into(order.memory, order.part)
+            shipment = backend.ship([*pieces, *order.more], order.after)
     except Exception as error:
         order.error = error
         order.finish()

@@ -268,6 +268,7 @@ class LayerEngine:
         """
         if self._state is not EngineState.RUNNING:
             return
+        self._parts.patches.end_pass()
         if self._occupancy.has_borrowed_staging:
             self._parts.stream.settle_orders()
             self._occupancy.end_renewal()

@@ -164,6 +164,7 @@ class Occupancy:
         if self._base is not None:
             self._base.offload()
             self._base = None
+        parts.patches.release()
         self._publish()
         if not keep_locks:
             self.release_locks()

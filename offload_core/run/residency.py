@@ -61,10 +61,11 @@ class Resident:
 
     def _ship(self) -> None:
         assert self._memory is not None
+        pieces = self._source.copies_into(self._memory, self.group, lock=False)
+        more = self._patches.pieces(self.group.weights)
         # The memory may have been somebody's until now, whose work is still to be done.
         ready = self._backend.mark()
-        pieces = self._source.copies_into(self._memory, self.group, lock=False)
-        self._shipment = self._backend.ship(pieces, ready)
+        self._shipment = self._backend.ship([*pieces, *more], ready)
 
     def bind(self) -> None:
         """Wait until the copies are issued; work from here on sees the device weights."""
@@ -122,6 +123,7 @@ class Resident:
         self._backend.recode(self.group.recodes(self._memory))
         if self._self_check:
             check_arrival(self.group, self._memory)
+        self._patches.arrived(flat.weights)
         self._patches.apply(flat.weights, flat.parameters, stay=True)
         self._patched_with = self._patches.of(flat.weights)
 

@@ -191,6 +191,7 @@ class LayerStream:
     def _receive(self, slot: Slot, index: int) -> None:
         """The bytes are there; have them as the model is to use them."""
         part = self._parts[index]
+        self._patches.arrived(part.weights)
         self._backend.recode(part.recodes(slot.memory))
         if self._self_check:
             check_arrival(part, slot.memory)
@@ -203,7 +204,10 @@ class LayerStream:
         part = self._parts[index]
         memory = slot.memory[: part.layout.size_bytes]
         ahead = self._expected(index, 1)
-        order = Order(self._sources[index], part, memory, slot.released)
+        more = self._patches.pieces(part.weights)
+        # Memory that was just taken may be read by work that is still to be done.
+        after = self._backend.mark() if more else slot.released
+        order = Order(self._sources[index], part, memory, after, more=more)
         if ahead and ahead[0] != index and not self._slot_of(ahead[0]):
             order.ahead = (self._sources[ahead[0]], self._parts[ahead[0]])
         self._courier.ship(order)

@@ -32,7 +32,7 @@ def updates(
     rows, columns = shape[0], torch.Size(shape[1:]).numel()
     terms = tuple(
         Term(
-            numbers(rank, rows, scale=0.1).to(factor),
+            numbers(rows, rank, scale=0.1).to(factor),
             numbers(rank, columns, scale=0.1).to(factor),
             0.7 - index,
         )

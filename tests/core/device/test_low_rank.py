@@ -29,7 +29,7 @@ def update(
     columns = torch.Size(shape[1:]).numel()
     terms = tuple(
         Term(
-            torch.randn(rank, shape[0], generator=generator),
+            torch.randn(shape[0], rank, generator=generator),
             torch.randn(rank, columns, generator=generator),
             0.5 + place,
         )
@@ -48,7 +48,7 @@ def test_the_roundings_are_those_of_a_merged_lora(via: torch.dtype) -> None:
     one = LowRank(one.weight, one.terms, via)
     want = one.weight.to(via)
     for term in one.terms:
-        product = torch.mm(term.up.t().contiguous(), term.down).reshape(want.shape)
+        product = torch.mm(term.up, term.down).reshape(want.shape)
         want = want + (term.scale * product).to(via)
     add_low_rank([one])
     assert torch.equal(one.weight, want.to(torch.bfloat16))
@@ -86,7 +86,7 @@ class Card:
     def _perform(self, item: Any) -> None:
         terms = tuple(
             Term(
-                at(term.up, (term.rank, item.rows), torch.float32),
+                at(term.up, (item.rows, term.rank), torch.float32),
                 at(term.down, (term.rank, item.columns), torch.float32),
                 term.scale,
             )
@@ -173,10 +173,11 @@ def test_more_than_one_launch_takes_are_several(monkeypatch: pytest.MonkeyPatch)
         update(shape=(64, 64)),
         update(shape=(1026, 1024)),
         update(shape=(1024, 1025)),
-        update(ranks=(2,) * 5),
+        update(ranks=(4,) * 5),
+        update(ranks=(6,)),
         update(dtype=torch.float32),
     ],
-    ids=["small", "rows", "columns", "many terms", "wide"],
+    ids=["small", "rows", "columns", "many terms", "rank", "wide"],
 )
 def test_what_the_kernel_is_not_made_for_is_left(
     monkeypatch: pytest.MonkeyPatch, one: LowRank
