@@ -209,8 +209,10 @@ def _serve(backend: DeviceBackend, order: Order) -> None:
         return
     try:
         with torch.inference_mode(False), torch.no_grad():
-            pieces = order.source.copies_into(order.memory, order.part)
-            shipment = backend.ship([*pieces, *order.more], order.after)
+            # No name for the pieces: they would be held while the system reads ahead below.
+            shipment = backend.ship(
+                [*order.source.copies_into(order.memory, order.part), *order.more], order.after
+            )
     except Exception as error:
         order.error = error
         order.finish()
