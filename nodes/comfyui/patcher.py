@@ -86,8 +86,12 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """Load within the user's budget and the core's offer in bytes, and wire the patches.
 
+        In the middle of a run what is loaded serves.
+
         Raises: AsleepError for a model that sleeps.
         """
+        if self._serves_in_mid_run():
+            return
         self.attachment.ask_before_use()
         with self.use_ejected():
             self.unpatch_hooks()
@@ -117,7 +121,13 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """Load with ``extra_memory`` more than now. A changed LoRA re-wires and reloads nothing."""
+        """Load with ``extra_memory`` more than now. A changed LoRA re-wires and reloads nothing.
+
+        ComfyUI asks this in the middle of a run too: a ControlNet encodes its hint, or a model
+        patch its reference, and then has all models of the run loaded again.
+        """
+        if self._serves_in_mid_run():
+            return 0
         with self.use_ejected(skip_and_inject_on_exit_only=True):
             before = self.loaded_size()
             self.unpatch_model(self.offload_device, unpatch_weights=False)
@@ -136,9 +146,14 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         memory_to_free: float = 0,
         force_patch_weights: bool = False,
     ) -> int:
-        """Free at least ``memory_to_free`` device bytes if a smaller plan can; the bytes freed."""
+        """Free at least ``memory_to_free`` device bytes if a smaller plan can; the bytes freed.
+
+        Between two passes of a run they are lent until it ends; while a layer runs none are.
+        """
         attachment = self.attachment
         engine = attachment.engine
+        if engine.state is EngineState.RUNNING:
+            return engine.lend(int(memory_to_free))
         if engine.state is not EngineState.LOADED:
             return 0
         with self.use_ejected():
@@ -155,7 +170,14 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
     def unpatch_model(
         self, device_to: torch.device | None = None, unpatch_weights: bool = True
     ) -> None:
-        """Give the device and the page locks back; parameters are the file's views again."""
+        """Give the device and the page locks back; parameters are the file's views again.
+
+        In the middle of a run that is done once it is over: see ``finish_unload``.
+        """
+        attachment = self.attachment
+        if attachment.engine.state is EngineState.RUNNING:
+            attachment.unload_after_run = attachment.unload_after_run or unpatch_weights
+            return
         if unpatch_weights:
             self.eject_model()
             self.unpatch_hooks()
@@ -165,6 +187,31 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         super().unpatch_model(None, unpatch_weights)
         if unpatch_weights and device_to is not None:
             self.model.device = device_to
+
+    def finish_unload(self) -> None:
+        """The run is over: unload if ComfyUI dropped the model meanwhile."""
+        if self.attachment.unload_after_run:
+            self.attachment.unload_after_run = False
+            self.unpatch_model(self.offload_device)
+
+    def _serves_in_mid_run(self) -> bool:
+        """Whether a run is under way; then the model has these patches by its next pass.
+
+        Raises: StateError for other patches than those of the run, where a layer runs: what of it
+            has arrived could not be taken back.
+        """
+        attachment = self.attachment
+        if attachment.engine.state is not EngineState.RUNNING:
+            return False
+        attachment.unload_after_run = False
+        if self.model.current_weight_patches_uuid != self.patches_uuid:
+            self._patch_arrivals()
+            self._wire_patches(force_patch_weights=False)
+            self.model.current_weight_patches_uuid = self.patches_uuid
+        with self.use_ejected(skip_and_inject_on_exit_only=True):
+            super().unpatch_model(None, unpatch_weights=False)
+            self.patch_model(load_weights=False)
+        return True
 
     def patch_hook_weight_to_device(
         self,

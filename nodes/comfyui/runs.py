@@ -20,9 +20,25 @@ KEY = "courier"
 
 def add_run_wrappers(patcher: Any) -> None:
     """Have sampling with ``patcher`` (and its clones) announce itself to the engine."""
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _one_at_a_time)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare)
     patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, _run)
     patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, _pass)
+
+
+def _one_at_a_time(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """A whole sampling. Another thread that samples the same model waits for its end: ComfyUI keeps
+    state of a run in the model too."""
+    patcher = executor.class_obj.model_patcher
+    attachment = attachment_of(patcher.model)
+    if attachment is None:
+        return executor(*args, **kwargs)
+    with attachment.run_lock:
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            if attachment.engine.state is not EngineState.RUNNING:
+                patcher.finish_unload()
 
 
 def _prepare(
@@ -41,10 +57,12 @@ def _prepare(
 
 def _run(executor: Any, guider: Any, *args: Any, **kwargs: Any) -> Any:
     attachment = attachment_of(guider.inner_model)
-    # A sampler inside a sampler runs in the outer one's run.
-    if attachment is None or attachment.engine.state is not EngineState.LOADED:
+    if attachment is None:
         return executor(guider, *args, **kwargs)
+    # A sampler inside a sampler runs in the outer one's run.
     engine = attachment.engine
+    if engine.state is not EngineState.LOADED:
+        return executor(guider, *args, **kwargs)
     try:
         with engine.run(comfy.model_management.throw_exception_if_processing_interrupted):
             return executor(guider, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,10 @@ class Attachment:
     private: PrivateWeights = field(default_factory=PrivateWeights)
     arrivals: dict[str, PatchedWeight] = field(default_factory=dict)
     """By key: the patches that the engine merges where a weight arrives."""
+    unload_after_run: bool = False
+    """ComfyUI dropped the model in the middle of its run."""
+    run_lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held by the thread that runs the model; another one waits."""
     arrivals_of: object = None
     """The set of patches that they were made from, as ComfyUI numbers it."""
     source: tuple[str, str] | None = None

@@ -60,6 +60,8 @@ class LayerEngine:
         self._state = EngineState.UNLOADED
         self._handles: list[RemovableHandle] = []
         self._gave_way = False
+        self._entered: set[int] = set()
+        """Layers that run. One that an exception left without a word stays until the pass ends."""
         self._slept_with: tuple[Budget, int] | None = None
         self._planner = Planner(parts)
         self._holding = Holding(parts, self._occupancy, self._planner)
@@ -112,9 +114,12 @@ class LayerEngine:
         another object than before: what belongs to no layer by the next ``load``, a layer when it
         runs next. Only weights that ``patchable`` knows.
 
-        Raises: StateError during a run; ValueError for a place that holds no such weight.
+        Between two passes of a run too: the next has them.
+
+        Raises: StateError while a layer runs; ValueError for a place that holds no such weight.
         """
-        if self._state not in (EngineState.UNLOADED, EngineState.LOADED):
+        at_rest = self._state in (EngineState.UNLOADED, EngineState.LOADED)
+        if not at_rest and not self.is_between_passes:
             raise StateError(f"the engine is {self._state.value}; it cannot be patched now")
         by_weight = {}
         for (module, attribute), patched in by_site.items():
@@ -124,6 +129,9 @@ class LayerEngine:
             by_weight[weight] = patched
         self._parts.stream.settle_orders()
         self._occupancy.patch(by_weight)
+        if self._state is EngineState.RUNNING:
+            with torch.inference_mode(False), torch.no_grad():
+                self._occupancy.prepare_renewal()
 
     def patchable(self, module: nn.Module, attribute: str) -> torch.dtype | None:
         """What ``patch`` would work on: the dtype that the weight has on the device; None if it
@@ -248,6 +256,7 @@ class LayerEngine:
             self._move(EngineState.RUNNING)
             self._parts.stream.interrupt = interrupt
             self._holding.meter.begin()
+            self._entered.clear()
             self._gave_way = False
             yield
             self._parts.stream.wind_down()
@@ -268,6 +277,7 @@ class LayerEngine:
         """
         if self._state is not EngineState.RUNNING:
             return
+        self._entered.clear()
         self._parts.patches.end_pass()
         if self._occupancy.has_borrowed_staging:
             self._parts.stream.settle_orders()
@@ -284,6 +294,19 @@ class LayerEngine:
     def activation_need_bytes(self) -> int | None:
         """What a run like the last needs beside the weights; None if it could not be measured."""
         return self._holding.meter.need_bytes
+
+    @property
+    def is_between_passes(self) -> bool:
+        """Whether a run is under way and no layer of it: what others ask for can be done now."""
+        return self._state is EngineState.RUNNING and not self._entered
+
+    def lend(self, freed_bytes: int) -> int:
+        """Leave device bytes to another model that is loaded in the middle of a run; how many.
+
+        Nothing while a layer runs, or outside a run (load a smaller plan then). The next run may
+        have them again.
+        """
+        return self._holding.lend(freed_bytes) if self.is_between_passes else 0
 
     def give_way(self, error: BaseException) -> bool:
         """Run a smaller plan after a pass ended in ``error``; whether to try that pass again.
@@ -337,6 +360,7 @@ class LayerEngine:
         finally:
             # Whatever the sweep met: what it left is swept by the next run, or when it is unloaded.
             self._parts.stream.interrupt = None
+            self._planner.forget_loan()
             if self._state is EngineState.RUNNING:
                 self._move(EngineState.LOADED)
             if self._holding.plan is None:
@@ -391,6 +415,7 @@ class LayerEngine:
 
     def begin_layer(self, index: int) -> None:
         """Hook: layer ``index`` is about to run."""
+        self._entered.add(index)
         if self._occupancy.is_renewing:
             with torch.inference_mode(False), torch.no_grad():
                 self._occupancy.renew(index)
@@ -400,6 +425,7 @@ class LayerEngine:
 
     def end_layer(self, index: int) -> None:
         """Hook: layer ``index`` has issued its work."""
+        self._entered.discard(index)
         if self._parts.stream.streams(index):
             with torch.inference_mode(False), torch.no_grad():
                 self._parts.stream.release(index)

@@ -136,6 +136,20 @@ class Holding:
         self.say(*self._planner.notes(self.budget))
         return True
 
+    def lend(self, freed_bytes: int) -> int:
+        """Leave so much of the device to others until the run ends; the bytes that were freed.
+        Between two passes."""
+        if self.plan is None:
+            return 0
+        smaller = self._planner.shrunk(self.budget, self.plan, freed_bytes)
+        if smaller is None:
+            return 0
+        before = self._occupancy.device_bytes
+        with torch.inference_mode(False), torch.no_grad():
+            self._parts.stream.finish()
+        self._settle(smaller)
+        return before - self._occupancy.device_bytes
+
     def _settle_smaller(self, plan: Plan, before: Plan) -> None:
         """Half-way between the plan that ran until now and one that turned out too large; the
         former, which still fits, if that is too large too."""

@@ -42,6 +42,8 @@ class Planner:
         self._parts = parts
         self._layers = tuple(_cost(group) for group in parts.inventory.layers)
         self._cap: _Cap | None = None
+        self._loan_bytes: int | None = None
+        """How many bytes of weights there may be while others have what was left to them."""
 
     def request(self, budget: Budget, activation_bytes: int) -> PlanRequest:
         """Everything the planner has to know, in bytes."""
@@ -78,6 +80,25 @@ class Planner:
         self._cap = _Cap(weight_bytes, budget.device_bytes)
         return make_plan(smaller)
 
+    def shrunk(self, budget: Budget, plan: Plan, freed_bytes: int) -> Plan | None:
+        """A plan that leaves ``freed_bytes`` more of the device to others, or as many as can be
+        left; None if there is none. Until ``forget_loan``, no plan takes more.
+
+        Somebody else's model is loaded in the middle of a run, and soon gone again.
+        """
+        request = self.request(budget, plan.activation_bytes)
+        most = max(
+            plan.device_bytes + plan.activation_bytes - freed_bytes, smallest_device_bytes(request)
+        )
+        if most >= plan.device_bytes + plan.activation_bytes:
+            return None
+        self._loan_bytes = most - plan.activation_bytes
+        return make_plan(replace(request, device_budget_bytes=most))
+
+    def forget_loan(self) -> None:
+        """What was left to others may be taken again."""
+        self._loan_bytes = None
+
     def half_way(self, budget: Budget, plan: Plan, before: Plan) -> Plan:
         """Between a plan that fitted and one that did not. Raises: DeviceBudgetError."""
         weight_bytes = (plan.device_bytes + before.device_bytes) // 2
@@ -85,11 +106,12 @@ class Planner:
         return make_plan(self.request(budget, plan.activation_bytes))
 
     def _device_bytes(self, budget: Budget, activation_bytes: int) -> int | None:
-        limit = budget.device_bytes
-        if self._cap is None or not self._cap.covers(budget):
-            return limit
-        most = self._cap.weight_bytes + activation_bytes
-        return most if limit is None else min(most, limit)
+        limits = [budget.device_bytes]
+        if self._cap is not None and self._cap.covers(budget):
+            limits.append(self._cap.weight_bytes + activation_bytes)
+        if self._loan_bytes is not None:
+            limits.append(self._loan_bytes + activation_bytes)
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def smaller_budget(request: PlanRequest, plan: Plan) -> PlanRequest | None:
