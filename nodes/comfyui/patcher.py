@@ -19,7 +19,7 @@ from ...offload_core.run import BASE_NAME, LayerEngine
 from ...offload_core.values import EngineState, Placement, size_text
 from ..models.attachment import Attachment, attachment_of
 from .host import device_room_bytes
-from .lora import PatchAtUse
+from .lora import PatchAtUse, forget_merged
 
 _LOG = logging.getLogger("courier")
 
@@ -240,6 +240,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
 
     def _wire_module(self, name: str, module: Any, force_patch_weights: bool) -> int:
         comfy.model_patcher.wipe_lowvram_weight(module)
+        forget_merged(module)
         patched = 0
         for attribute, parameter in module._parameters.items():
             key = f"{name}.{attribute}"
@@ -249,7 +250,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             if force_patch_weights or attribute not in ("weight", "bias"):
                 self._make_private(key)
             else:
-                setattr(module, f"{attribute}_function", [self._patch(key)])
+                self._patch(key).put_on(module)
         for attribute in ("weight", "bias"):
             wrappers = self.weight_wrapper_patches.get(f"{name}.{attribute}", ())
             getattr(module, f"{attribute}_function").extend(wrappers)

@@ -6,5 +6,16 @@ from .engine import LayerEngine
 from .parts import EngineParts
 from .shared import SharedBudget
 from .weights import BASE_NAME
+from .wrappers import is_wrapper, tensor_bytes
 
-__all__ = ["BASE_NAME", "Courier", "EngineParts", "LayerEngine", "Order", "SharedBudget", "attach"]
+__all__ = [
+    "BASE_NAME",
+    "Courier",
+    "EngineParts",
+    "LayerEngine",
+    "Order",
+    "SharedBudget",
+    "attach",
+    "is_wrapper",
+    "tensor_bytes",
+]
