@@ -15,7 +15,7 @@ import comfy.weight_adapter
 import torch
 
 from ...offload_core.device import LowRank, Term
-from .lora import PatchAtUse, patch_dtype
+from .lora import PatchAtUse, compute_dtype
 
 _LORA = getattr(comfy.weight_adapter, "LoRAAdapter", None)
 
@@ -40,7 +40,7 @@ class MergedOnArrival:
             return None
         pairs = zip(tensors[::2], tensors[1::2], self._at_use.patches, strict=True)
         terms = tuple(Term(up, down, _scale(patch)) for up, down, patch in pairs)
-        return LowRank(weight, terms, patch_dtype(weight.device))
+        return LowRank(weight, terms, compute_dtype(weight.device))
 
     def apply(self, weight: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """See ``WeightPatch``."""
@@ -48,7 +48,7 @@ class MergedOnArrival:
         if not self._is_low_rank:
             there = iter(tensors)
             patches = [_exchanged(patch, there) for patch in patches]
-        weight.copy_(self._at_use.merged(weight, patches))
+        weight.copy_(self._at_use.merged(weight, patches=patches))
 
 
 def is_low_rank(patches: list[Any], shape: torch.Size) -> bool:

@@ -20,7 +20,7 @@ from ...offload_core.values import EngineState, Placement, size_text
 from ..models.attachment import Attachment, attachment_of
 from .arrival import MergedOnArrival
 from .host import device_room_bytes
-from .lora import PatchAtUse
+from .lora import PatchAtUse, forget_merged
 
 _LOG = logging.getLogger("courier")
 
@@ -291,6 +291,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
 
     def _wire_module(self, name: str, module: Any, force_patch_weights: bool) -> int:
         comfy.model_patcher.wipe_lowvram_weight(module)
+        forget_merged(module)
         patched = 0
         for attribute, parameter in module._parameters.items():
             key = f"{name}.{attribute}"
@@ -306,7 +307,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
                     setattr(module, one.name, one.at_home if is_home else one.on_device)
                 continue
             else:
-                setattr(module, f"{attribute}_function", [self._patch(key)])
+                self._patch(key).put_on(module)
         for attribute in ("weight", "bias"):
             if f"{name}.{attribute}" in self.attachment.arrivals:
                 continue

@@ -7,6 +7,7 @@ from .parts import EngineParts
 from .patches import Companion, PatchedWeight, WeightPatch
 from .shared import SharedBudget
 from .weights import BASE_NAME
+from .wrappers import is_wrapper, tensor_bytes
 
 __all__ = [
     "BASE_NAME",
@@ -19,4 +20,6 @@ __all__ = [
     "SharedBudget",
     "WeightPatch",
     "attach",
+    "is_wrapper",
+    "tensor_bytes",
 ]

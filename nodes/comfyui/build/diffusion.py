@@ -34,6 +34,7 @@ from ....offload_core.values import (
     size_text,
 )
 from .dtypes import DtypeChoice, choose_dtypes, widens_exactly
+from .quantised import held_dtypes, is_code, refuse_unknown
 
 _LOG = logging.getLogger("courier")
 _MAPPABLE_SUFFIXES = (".safetensors", ".sft", ".json")
@@ -54,7 +55,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The core's inner model with its weights in place, and the dtype it would store each in."""
+    """The core's inner model with its weights in place, and the dtype it would hold each in.
+
+    For a quantised weight that is the dtype it is computed in, never that of its codes.
+    """
 
     model: Any
     mappings: tuple[FileMapping, ...]
@@ -131,6 +135,7 @@ def build_diffusion_model(
     # A copy: the core takes keys out of the dict it is given.
     state_dict = dict(checkpoint.state_dict)
     metadata: Any = dict(checkpoint.metadata)
+    refuse_unknown(state_dict, metadata, checkpoint.name)
     state_dict, metadata = _convert_old_quants(state_dict, metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(state_dict)
     inner = comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True)
@@ -217,7 +222,9 @@ def _assign(
         reference = choice.reference if dtype in (choice.storage, None) else dtype
         if reference is None or not tensor.is_floating_point():
             reference = tensor.dtype
-        if _is_buffer(model.diffusion_model, key):
+        if is_code(key, processed):
+            usable[key] = tensor.dtype
+        elif _is_buffer(model.diffusion_model, key):
             # Nothing casts a buffer at use: it has to be what the core would hold.
             usable[key] = reference
         else:
@@ -236,7 +243,8 @@ def _assign(
     _refuse_missing(model, missing, name)
     if unexpected:
         _LOG.info("%s: %d tensors are not part of the model", name, len(unexpected))
-    return stored
+    given = {f"diffusion_model.{key}": dtype for key, dtype in usable.items()}
+    return {**stored, **held_dtypes(model, given)}
 
 
 def _refuse_large_copies(

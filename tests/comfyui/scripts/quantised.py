@@ -1,0 +1,181 @@
+"""Quantised files against the core's own loader: patches, budgets, merges, saves, sizes.
+
+Usage: quantised.py [PART ...]   (all parts when none is named)
+Prints "ok PART: what" or "FAIL PART: what", one line a comparison; each format that this ComfyUI
+reads is a part. First of all it prints "ok known: NAME" for each, and "ok version: VERSION".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import bootstrap
+import torch
+
+bootstrap.load_comfyui()
+
+import comfy.sd  # noqa: E402
+import comfy.utils  # noqa: E402
+import comfyui_version  # noqa: E402
+from quantised_files import (  # noqa: E402
+    FORMATS,
+    PATCHES,
+    Format,
+    as_bytes,
+    known_formats,
+    patches,
+    write_quantised,
+)
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+pack = bootstrap.load_pack()
+loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
+values = bootstrap.submodule(pack, "offload_core.values")
+
+failures: list[str] = []
+part = ""
+
+
+def check(what: str, passed: bool) -> None:
+    print(f"{'ok  ' if passed else 'FAIL'} {part}: {what}", flush=True)
+    if not passed:
+        failures.append(f"{part}: {what}")
+
+
+def same(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    check(what, torch.equal(got, want))
+
+
+@contextmanager
+def quantised(how: Format) -> Iterator[Path]:
+    """The small Wan in that format, in the folder that the loader looks into."""
+    plain = bootstrap.model_file("wan")
+    file = plain.with_name(f"quantised {how.name}.safetensors")
+    try:
+        yield write_quantised(file, plain, how)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def courier(file: Path, budget: Any) -> Any:
+    model = loading.load_diffusion_model(file.name, "default", budget)
+    model.attachment.measures_activations = False  # plans are for the weights alone
+    return model
+
+
+def smallest_of(engine: Any) -> int:
+    try:
+        engine.plan(values.Budget(0, 0))
+    except values.DeviceBudgetError as error:
+        return int(error.smallest_bytes)
+    raise AssertionError("nothing at all was enough")
+
+
+def patched(model: Any, kind: str) -> Any:
+    if kind == "plain":
+        return model
+    lora = patches(kind, bootstrap.model_file("wan"))
+    return comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0)[0]
+
+
+def budgets_of(file: Path) -> dict[str, Any]:
+    engine = courier(file, values.Budget()).courier_engine
+    full = engine.plan(values.Budget(None, 0)).device_bytes
+    smallest = smallest_of(engine)
+    return {
+        "whole": values.Budget(full, 0),
+        "half": values.Budget((smallest + full) // 2, 4 * full),
+        "smallest": values.Budget(smallest, 0),
+    }
+
+
+def one_format(how: Format) -> None:
+    """Every kind of patch at every budget gives the latent of the core's own loader."""
+    with quantised(how) as file:
+        stock = comfy.sd.load_diffusion_model(str(file))
+        kinds = ("plain", *PATCHES)
+        wanted = {kind: bootstrap.sample(patched(stock, kind)) for kind in kinds}
+        for kind in PATCHES:
+            differs = not torch.equal(wanted[kind], wanted["plain"])
+            check(f"{kind} changes the latent", differs and bool(wanted[kind].isfinite().all()))
+        for plan, budget in budgets_of(file).items():
+            model = courier(file, budget)
+            for kind in kinds:
+                before = model.courier_engine.snapshot().traffic.shipped_bytes
+                got = bootstrap.sample(patched(model, kind))
+                shipped = model.courier_engine.snapshot().traffic.shipped_bytes - before
+                same(f"{plan}, {kind}: equal", got, wanted[kind])
+                streams = plan != "whole"
+                check(f"{plan}, {kind}: {shipped} bytes streamed", (shipped > 0) == streams)
+            same(f"{plan}: clean once more", bootstrap.sample(model), wanted["plain"])
+
+
+def unknown_formats() -> None:
+    """What this ComfyUI would take for something else is refused; the rest is not."""
+    from comfy.quant_ops import QUANT_ALGOS
+
+    plain = bootstrap.model_file("wan")
+    known = {how.format for how in FORMATS if how.name in known_formats() and how.place == "beside"}
+    names = {how.format for how in FORMATS if how.place == "beside"} | {"not_invented_yet"}
+    for name in sorted(names - known):
+        file = plain.with_name("unknown format.safetensors")
+        mark = {"blocks.0.self_attn.q.comfy_quant": as_bytes({"format": name})}
+        save_file({**load_file(plain), **mark}, file)
+        message = refusal(file)
+        here = f"this ComfyUI ({comfyui_version.__version__})"
+        reader = "a newer ComfyUI" if name == "not_invented_yet" else "or newer reads it"
+        for word in (file.name, name, here, reader):
+            check(f"{name}: the sentence has {word!r}: {message}", word in message)
+        layers = json.dumps({"layers": {"blocks.0.self_attn.q": {"format": name}}})
+        save_file(load_file(plain), file, metadata={"_quantization_metadata": layers})
+        is_refused = "does not read" in refusal(file)
+        should_be = name not in QUANT_ALGOS
+        check(f"{name} in the header: refused ({should_be})", is_refused == should_be)
+        file.unlink()
+
+
+def refusal(file: Path) -> str:
+    try:
+        courier(file, values.Budget())
+    except values.CheckpointFormatError as error:
+        return str(error)
+    except Exception:
+        traceback.print_exc()
+    return ""
+
+
+PARTS = {"unknown_formats": unknown_formats}
+
+
+def run(name: str) -> None:
+    global part
+    part = name
+    try:
+        with torch.inference_mode():  # as ComfyUI runs its nodes
+            if name in PARTS:
+                PARTS[name]()
+            else:
+                one_format(next(how for how in FORMATS if how.name == name))
+    except Exception:
+        traceback.print_exc()
+        check("ran to its end (see stderr)", False)
+
+
+def main() -> int:
+    known = known_formats()
+    print(f"ok version: {comfyui_version.__version__}")
+    for name in sorted(known):
+        print(f"ok known: {name}")
+    for name in sys.argv[1:] or [*PARTS, *(how.name for how in FORMATS if how.name in known)]:
+        run(name)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
