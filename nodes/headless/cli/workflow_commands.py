@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
 import os
@@ -23,8 +24,9 @@ from ..interrupts import held_back
 from ..text import some_of, text_of
 from ..workflow.change import BudgetChoice, Changes, change_workflow
 from ..workflow.check import check_workflow
-from ..workflow.load import Workflow, load_workflow
+from ..workflow.load import Form, Workflow, load_workflow
 from ..workflow.schema import Catalog
+from ..workflow.texts import fill_texts
 from .connecting import client_of
 from .console import Console
 from .reports import T, run_text, sleep_lines, told
@@ -204,18 +206,29 @@ def _prepared(
     if not isinstance(object_info, dict):
         raise RefusedError(f"{client.address} tells of no nodes; is it a ComfyUI?", 200, "no_json")
     catalog = Catalog(object_info)
-    converted = to_api(workflow, object_info)
-    for warning in converted.warnings:
-        console.note(f"comfy-cli: {warning}")
+    converted = to_api(workflow, object_info, _page_version(client, workflow))
     changed = change_workflow(converted.prompt, _changes(options), catalog)
-    for note in changed.notes:
-        console.note(note)
-    checked = check_workflow(changed.prompt, catalog)
-    for note in checked.notes:
+    now = datetime.datetime.now()  # as the page takes it: where the person is
+    prompt, filled = fill_texts(changed.prompt, converted.nodes, now)
+    checked = check_workflow(prompt, catalog, converted.broadcasters)
+    for note in (*converted.notes, *changed.notes, *filled, *checked.notes):
         console.note(note)
     if must_fit:
         checked.require()
     return checked.prompt
+
+
+def _page_version(client: CourierClient, workflow: Workflow) -> str | None:
+    """Of the page that belongs to the server; None: it does not say, or it does not matter."""
+    if workflow.form is Form.API:
+        return None
+    try:
+        stats = client.call(calls.system_stats())
+    except RefusedError:
+        return None
+    system = stats.get("system")
+    found = system.get("required_frontend_version") if isinstance(system, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _changes(options: argparse.Namespace) -> Changes:

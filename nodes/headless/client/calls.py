@@ -153,6 +153,11 @@ def object_info() -> Call:
     return Call("GET", "/object_info")
 
 
+def system_stats() -> Call:
+    """ComfyUI's own description of itself."""
+    return Call("GET", "/system_stats")
+
+
 def view(file: OutputFile) -> Call:
     """ComfyUI's own way to a file that a node wrote."""
     names = {"filename": file.filename, "subfolder": file.subfolder, "type": file.type}
