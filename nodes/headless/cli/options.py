@@ -79,8 +79,8 @@ def _add_server(parser: Parser, may_start: bool = False) -> None:
 
 
 def _add_workflow(parser: Parser) -> None:
-    parser.add_argument("workflow", help="a .json (API form, or as the page saves it), a PNG or a "
-                        "WEBP with one in it, or - for standard input")  # fmt: skip
+    parser.add_argument("workflow", help="a .json (API form, or as the page saves it), a "
+                        "picture or a video with one in it, or - for standard input")  # fmt: skip
     _add_server(parser, may_start=True)
     parser.add_argument(
         "--set", action="append", default=[], metavar="NODE.INPUT=VALUE", dest="values",
