@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from aiohttp import web
 
 
 @contextmanager
-def serving(app: web.Application) -> Iterator[str]:
+def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve ``app`` on loopback from a thread of its own. Gives: its address."""
+    scheme = "http" if tls is None else "https"
     ready, loops = threading.Event(), []
     address: list[str] = []
 
@@ -21,8 +23,8 @@ def serving(app: web.Application) -> Iterator[str]:
         ending = asyncio.Event()
         runner = web.AppRunner(app, shutdown_timeout=0.5)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        address.append(f"{scheme}://127.0.0.1:{runner.addresses[0][1]}")
         loops.append((asyncio.get_running_loop(), ending))
         # Its one thread begins here, and not in the middle of a test.
         loops[0][0].set_default_executor(ThreadPoolExecutor(1))

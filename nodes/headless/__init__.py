@@ -14,7 +14,6 @@ from .client.records import (
 from .errors import (
     CheckError,
     ConnectionLostError,
-    ConverterMissingError,
     HeadlessError,
     RefusedError,
     UsageError,
@@ -26,7 +25,6 @@ __all__ = [
     "AsyncCourierClient",
     "CheckError",
     "ConnectionLostError",
-    "ConverterMissingError",
     "CourierClient",
     "HeadlessError",
     "OutputFile",

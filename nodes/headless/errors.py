@@ -3,7 +3,6 @@
 HeadlessError            1  anything else of ours
   UsageError             2  an option or an override that cannot be meant
   WorkflowFileError      3  the file is no workflow, or cannot be converted
-    ConverterMissingError   comfy-cli is not installed
   CheckError             4  the workflow does not fit this ComfyUI
   ConnectionLostError    5  nobody answers, or no longer
   RunFailedError         6  a node failed (beside Run, which it holds: client/records.py)
@@ -14,9 +13,11 @@ HeadlessError            1  anything else of ours
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_SHOWN_NODES = 8
 STOPPED_STATUS = 130
 """Of the command, after Ctrl-C."""
 
@@ -40,12 +41,6 @@ class WorkflowFileError(HeadlessError):
 
     exit_status = 3
     code = "not_a_workflow"
-
-
-class ConverterMissingError(WorkflowFileError):
-    """The workflow is as the page saves it, and nothing here can convert that."""
-
-    code = "no_converter"
 
 
 class FaultKind(enum.Enum):
@@ -80,10 +75,15 @@ class Fault:
         return f"node {self.node_id} ({self.name}): {self.message}"
 
     @property
+    def has_own_title(self) -> bool:
+        """Whether people call it something else than its class."""
+        return self.title not in (None, "", self.class_type)
+
+    @property
     def name(self) -> str:
         """The class, and the title where it is another."""
         kind = self.class_type or "no class"
-        return kind if self.title in (None, "", kind) else f"{kind} {self.title!r}"
+        return f"{kind} {self.title!r}" if self.has_own_title else kind
 
     def as_json(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -98,6 +98,26 @@ class Fault:
         }
 
 
+def grouped(faults: Sequence[Fault]) -> list[str]:
+    """A line for each, and one for all nodes of a class of which the same is to be said."""
+    alike: dict[Any, list[Fault]] = {}
+    for place, fault in enumerate(faults):
+        key = place if fault.node_id is None else (fault.kind, fault.class_type, fault.message)
+        alike.setdefault(key, []).append(fault)
+    return [str(group[0]) if len(group) == 1 else _line_of(group) for group in alike.values()]
+
+
+def _line_of(faults: Sequence[Fault]) -> str:
+    named = [
+        f"{fault.node_id} {fault.title!r}" if fault.has_own_title else str(fault.node_id)
+        for fault in faults
+    ]
+    shown = ", ".join(named[:_SHOWN_NODES])
+    more = len(named) - _SHOWN_NODES
+    shown += f" and {more} more" if more > 0 else ""
+    return f"nodes {shown} ({faults[0].class_type or 'no class'}): {faults[0].message}"
+
+
 class CheckError(HeadlessError):
     """The workflow does not fit this ComfyUI. ``faults`` has all that is wrong with it."""
 
@@ -107,7 +127,7 @@ class CheckError(HeadlessError):
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self.faults = faults
         count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
-        lines = "\n".join(f"  {fault}" for fault in faults)
+        lines = "\n".join(f"  {line}" for line in grouped(faults))
         super().__init__(f"the workflow does not fit this ComfyUI, {count}:\n{lines}")
 
 

@@ -309,7 +309,7 @@ def is_text(value: str) -> bool:
 
 
 def _refuse_length(limit_bytes: int) -> NoReturn:
-    text = f"the body is longer than {limit_bytes} bytes; send less"
+    text = f"the body is longer than {limit_bytes} bytes, the most that this server takes"
     raise RefusedError(413, "body_too_large", text)
 
 

@@ -104,7 +104,10 @@ class RunDoor:
         if request.query_string:
             text = "there are no parameters in the address; fields go into the body"
             raise RefusedError(400, "unknown_field", text)
-        body = parse_object(await read_body(request, START_RUN.body_limit_bytes))
+        # A prompt may be as large here as at ComfyUI's own route (--max-upload-size); its parsing
+        # then takes a moment, and does not hold up everybody else.
+        limit = max(START_RUN.body_limit_bytes, request.client_max_size)
+        body = await asyncio.to_thread(parse_object, await read_body(request, limit))
         fields = read_fields(body, START_RUN.fields or ())
         order = RunOrder(**{**fields, "on_use": OnUse(fields["on_use"])})
         # Last: whoever is refused above has taken nothing from those who are not.

@@ -17,6 +17,7 @@ from .table import (
 )
 
 RUN_BODY_LIMIT_BYTES = 8 << 20
+"""At least; more where ComfyUI itself takes more."""
 _LONGEST_NAME = 200
 _LONGEST_SECONDS = 7 * 24 * 3600.0
 _ID = (("id", "The id that POST /courier/v1/runs gave."),)
@@ -77,7 +78,7 @@ START_RUN = RouteSpec(
             "So many runs are unfinished. Nothing was queued.",
             example=error_example("queue_full", "50 runs are unfinished"),
         ),
-        Answer(413, f"The body is longer than {RUN_BODY_LIMIT_BYTES} bytes."),
+        Answer(413, "The body is longer than ComfyUI takes (--max-upload-size)."),
         Answer(415, "The Content-Type is not application/json, or the body is compressed."),
         Answer(
             422,

@@ -7,7 +7,6 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,20 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from devtools.comfy_cli import ensure_comfy_cli, ensure_templates
+from devtools.comfy_cli import ensure_templates
 from devtools.page import open_page, prepare
-from devtools.paths import Paths, checkout
+from devtools.paths import Paths
 from devtools.small_workflows import loaded_with
 from devtools.small_workflows import node as node_of
 
 from ..courier_command import headless_module
 from .commanding import Bench
-
-EXPORT = """async graph => {
-    await window.app.loadGraphData(graph);
-    return (await window.app.graphToPrompt()).output;
-}"""
+from .prompts import EXPORT, same_graph, what_runs
 
 EXAMPLES = Path(__file__).parents[2] / "example_workflows"
 
 # Of all kinds: subgraphs, subgraphs in subgraphs, bypassed ones, reroutes, primitives, muted nodes,
-# dynamic inputs, notes, and the files that comfy-cli alone gets wrong.
+# dynamic inputs, notes.
 COMPARED = (
     "3d_hunyuan3d_multiview_to_model.json",
     "3d_hunyuan3d_multiview_to_model_turbo.json",
@@ -72,62 +67,7 @@ def templates(courier_checkout: Paths) -> Path:
     return ensure_templates(courier_checkout)
 
 
-@pytest.fixture(autouse=True)
-def comfy_cli(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COURIER_COMFY_CLI_PYTHON", str(ensure_comfy_cli(checkout())))
-
-
 # Workflows that others wrote
-
-
-def what_runs(prompt: Any, object_info: Any) -> dict[str, Any]:
-    """The nodes that lead to an output, with the inputs that their classes have.
-
-    The page adds inputs for widgets of its own (a player of sounds), which the server ignores, and
-    for inputs that are kept for old workflows only (``hidden``); and it keeps nodes of bypassed
-    subgraphs, which nothing uses.
-    """
-    known = {}
-    for node_id, node in prompt.items():
-        sections = object_info[node["class_type"]]["input"]
-        specs = {**sections.get("required", {}), **sections.get("optional", {})}
-        names = {name for name, spec in specs.items() if not (spec[1:] and spec[1].get("hidden"))}
-        inputs = {n: v for n, v in node["inputs"].items() if n.partition(".")[0] in names}
-        known[node_id] = (node["class_type"], inputs)
-    waiting = [i for i, (kind, _) in known.items() if object_info[kind]["output_node"]]
-    found: dict[str, Any] = {}
-    while waiting:
-        node_id = waiting.pop()
-        if node_id not in found and node_id in known:
-            found[node_id] = known[node_id]
-            waiting += [v[0] for v in known[node_id][1].values() if isinstance(v, list)]
-    return found
-
-
-def same_graph(found: dict[str, Any], want: dict[str, Any]) -> bool:
-    """Newer pages give the nodes within subgraphs new ids when they open a workflow."""
-    return found == want or digests(found) == digests(want)
-
-
-def digests(found: dict[str, Any]) -> list[str]:
-    """What each node is and all that leads to it, whatever they are called."""
-    known: dict[str, str] = {}
-
-    def digest(node_id: str) -> str:
-        if node_id not in known:
-            kind, inputs = found[node_id]
-            told = sorted((name, told_of(value)) for name, value in inputs.items())
-            known[node_id] = sha256(repr((kind, told)).encode()).hexdigest()
-        return known[node_id]
-
-    def told_of(value: Any) -> str:
-        if isinstance(value, list):
-            return f"{digest(value[0])} {value[1]}"
-        # To a page, 1.0 is 1.
-        is_whole = isinstance(value, float) and value.is_integer()
-        return repr(int(value) if is_whole else value)
-
-    return sorted(map(digest, found))
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -22,7 +22,7 @@ def client_of(options: argparse.Namespace, console: Console) -> Iterator[Courier
     """
     folder = getattr(options, "comfyui", None)
     if folder is None:
-        yield CourierClient(options.server, options.token)
+        yield CourierClient(options.server, options.token, cacert=options.cacert)
         return
     extra = shlex.split(options.comfyui_args, posix=os.name != "nt")
     program = find_program(folder, options.comfyui_python, extra)

@@ -65,9 +65,16 @@ def _command(commands: Any, name: str, text: str) -> Parser:
 def _add_server(parser: Parser, may_start: bool = False) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--server", metavar="URL", help="default: COURIER_SERVER, or http://127.0.0.1:8188"
+        "--server",
+        metavar="URL",
+        help="http(s)://[user:password@]host[:port][/path]; default: COURIER_SERVER, or "
+        "http://127.0.0.1:8188",
     )
     parser.add_argument("--token", help="for a server elsewhere; default: COURIER_TOKEN")
+    parser.add_argument(
+        "--cacert", metavar="FILE",
+        help="for https: certificates (PEM) to trust beside the system's; default: COURIER_CACERT",
+    )  # fmt: skip
     if may_start:
         where.add_argument(
             "--comfyui", metavar="PATH", help="start the ComfyUI there, and end it afterwards"
@@ -79,8 +86,8 @@ def _add_server(parser: Parser, may_start: bool = False) -> None:
 
 
 def _add_workflow(parser: Parser) -> None:
-    parser.add_argument("workflow", help="a .json (API form, or as the page saves it), a PNG or a "
-                        "WEBP with one in it, or - for standard input")  # fmt: skip
+    parser.add_argument("workflow", help="a .json (API form, or as the page saves it), a "
+                        "picture or a video with one in it, or - for standard input")  # fmt: skip
     _add_server(parser, may_start=True)
     parser.add_argument(
         "--set", action="append", default=[], metavar="NODE.INPUT=VALUE", dest="values",

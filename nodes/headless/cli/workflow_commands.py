@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
 import os
@@ -17,14 +18,15 @@ from ..client import calls
 from ..client.blocking import CourierClient
 from ..client.ends import check_ended_well
 from ..client.records import Run, RunFailedError, RunOptions
-from ..convert.convert import to_api
-from ..errors import RefusedError, UsageError
+from ..convert.convert import Converted, to_api
+from ..errors import FaultKind, RefusedError, UsageError, WorkflowFileError
 from ..interrupts import held_back
 from ..text import some_of, text_of
 from ..workflow.change import BudgetChoice, Changes, change_workflow
-from ..workflow.check import check_workflow
-from ..workflow.load import Workflow, load_workflow
+from ..workflow.check import Checked, check_workflow
+from ..workflow.load import Form, Workflow, load_workflow
 from ..workflow.schema import Catalog
+from ..workflow.texts import fill_texts
 from .connecting import client_of
 from .console import Console
 from .reports import T, run_text, sleep_lines, told
@@ -204,18 +206,68 @@ def _prepared(
     if not isinstance(object_info, dict):
         raise RefusedError(f"{client.address} tells of no nodes; is it a ComfyUI?", 200, "no_json")
     catalog = Catalog(object_info)
-    converted = to_api(workflow, object_info)
-    for warning in converted.warnings:
-        console.note(f"comfy-cli: {warning}")
-    changed = change_workflow(converted.prompt, _changes(options), catalog)
-    for note in changed.notes:
-        console.note(note)
-    checked = check_workflow(changed.prompt, catalog)
-    for note in checked.notes:
+    converted = to_api(workflow, object_info, _page_version(client, workflow))
+    checked, notes = _changed_and_checked(options, converted, catalog)
+    if workflow.form is Form.API and workflow.ui is not None and _is_outdated(checked):
+        saved = Workflow(Form.UI, workflow.ui, workflow.name, workflow.ui)
+        found = _of_the_saved_form(options, client, saved, object_info)
+        if found is not None and len(found[0].faults) < len(checked.faults):
+            checked, notes = found
+            console.note(_SAVED_FORM)
+    for note in notes:
         console.note(note)
     if must_fit:
         checked.require()
     return checked.prompt
+
+
+_SAVED_FORM = (
+    "its API form does not fit this ComfyUI; the saved form beside it fits better, and is taken"
+)
+
+
+def _is_outdated(checked: Checked) -> bool:
+    """Whether something is wrong that another form of the same workflow may have right. A model or
+    a file that is not there is not."""
+    missing = (FaultKind.MISSING_MODEL, FaultKind.MISSING_FILE)
+    return any(fault.kind not in missing for fault in checked.faults)
+
+
+def _of_the_saved_form(
+    options: argparse.Namespace,
+    client: CourierClient,
+    workflow: Workflow,
+    object_info: dict[str, Any],
+) -> tuple[Checked, list[str]] | None:
+    """None: it cannot be converted, or lacks what is to be changed."""
+    try:
+        converted = to_api(workflow, object_info, _page_version(client, workflow))
+        return _changed_and_checked(options, converted, Catalog(object_info))
+    except (WorkflowFileError, UsageError):
+        return None
+
+
+def _changed_and_checked(
+    options: argparse.Namespace, converted: Converted, catalog: Catalog
+) -> tuple[Checked, list[str]]:
+    changed = change_workflow(converted.prompt, _changes(options), catalog)
+    now = datetime.datetime.now()  # as the page takes it: where the person is
+    prompt, filled = fill_texts(changed.prompt, converted.nodes, now)
+    checked = check_workflow(prompt, catalog, converted.broadcasters)
+    return checked, [*converted.notes, *changed.notes, *filled, *checked.notes]
+
+
+def _page_version(client: CourierClient, workflow: Workflow) -> str | None:
+    """Of the page that belongs to the server; None: it does not say, or it does not matter."""
+    if workflow.form is Form.API:
+        return None
+    try:
+        stats = client.call(calls.system_stats())
+    except RefusedError:
+        return None
+    system = stats.get("system")
+    found = system.get("required_frontend_version") if isinstance(system, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _changes(options: argparse.Namespace) -> Changes:

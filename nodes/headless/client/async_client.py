@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConnectionLostError, RefusedError, UsageError
 from . import calls
+from .address import server_of, trust
 from .blocking import FIRST_PAUSE_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, TRIES
-from .calls import Call, EventReader, headers_of, list_of, read_answer, server_address
+from .calls import Call, EventReader, headers_of, list_of, read_answer
 from .ends import check_ended_well, lost_text, unreachable_text
 from .records import KEEP, Gib, OutputFile, Run, RunEvent, RunOptions
 
@@ -29,11 +30,14 @@ class AsyncConnection:
         address: str | None = None,
         token: str | None = None,
         timeout_seconds: float = PATIENCE_SECONDS,
+        cacert: str | None = None,
     ) -> None:
         """See CourierClient."""
-        self.address = server_address(address)
+        server = server_of(address)
+        self.address = server.address
         self.timeout_seconds = timeout_seconds
-        self._token = token
+        self._token, self._basic = token, server.basic
+        self._context = trust(server, cacert)
         self._session: Any = None
 
     async def __aenter__(self) -> Self:
@@ -101,8 +105,9 @@ class AsyncConnection:
             self.address + call.path,
             # Of bytes alone, aiohttp warns where there are many.
             data=None if data is None else io.BytesIO(data),
-            headers={**headers_of(call, self._token), **(headers or {})},
+            headers={**headers_of(call, self._token, self._basic), **(headers or {})},
             timeout=timeout,
+            ssl=True if self._context is None else self._context,
         )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConnectionLostError, RefusedError, UsageError
 from . import calls
-from .calls import Call, EventReader, headers_of, list_of, read_answer, server_address
+from .address import server_of, trust
+from .calls import Call, EventReader, headers_of, list_of, read_answer
 from .ends import check_ended_well, lost_text, unreachable_text
 from .records import KEEP, Gib, OutputFile, Run, RunEvent, RunOptions
 
@@ -38,18 +38,25 @@ class Connection:
         address: str | None = None,
         token: str | None = None,
         timeout_seconds: float = PATIENCE_SECONDS,
+        cacert: str | None = None,
     ) -> None:
         """
         Args:
-            address: default is COURIER_SERVER, or http://127.0.0.1:8188.
+            address: default is COURIER_SERVER, or http://127.0.0.1:8188. It may have a user and a
+                password, which ``self.address`` has no more.
             token: for a server elsewhere; default is COURIER_TOKEN.
             timeout_seconds: for an answer. Sleep and wake have as long as they take.
+            cacert: a PEM with certificates to trust beside the system's; default is COURIER_CACERT.
         """
-        self.address = server_address(address)
+        server = server_of(address)
+        self.address = server.address
         self.timeout_seconds = timeout_seconds
-        self._token = token
+        self._token, self._basic = token, server.basic
+        handlers: list[urllib.request.BaseHandler] = [_Redirects()]
+        if (context := trust(server, cacert)) is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=context))
         # A proxy of the user's could not reach a server on this machine.
-        handlers = [urllib.request.ProxyHandler({})] if _is_here(self.address) else []
+        handlers += [urllib.request.ProxyHandler({})] if server.is_here else []
         self._opener = urllib.request.build_opener(*handlers)
 
     def __enter__(self) -> Self:
@@ -91,13 +98,27 @@ class Connection:
         request = urllib.request.Request(
             self.address + call.path, data=call.data(), method=call.method
         )
-        for name, value in {**headers_of(call, self._token), **(headers or {})}.items():
+        for name, value in {
+            **headers_of(call, self._token, self._basic),
+            **(headers or {}),
+        }.items():
             request.add_header(name, value)
         try:
             return self._opener.open(request, timeout=timeout_seconds)
         except (UnicodeError, ValueError) as error:
             # A host that no request can hold.
             raise UsageError(f"the request to {self.address} cannot be written: {error}") from None
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Whoever a server sends us on to is not to have the token or the password."""
+
+    def redirect_request(self, req: Any, *more: Any) -> Any:
+        """As urllib does, without the header where it is another host."""
+        found = super().redirect_request(req, *more)
+        if found is not None and (found.type, found.host) != (req.type, req.host):
+            found.remove_header("Authorization")
+        return found
 
 
 class CourierClient(Connection):
@@ -216,8 +237,3 @@ def _listen(client: CourierClient, run_id: str, reader: EventReader) -> Iterator
     with answer:
         for line in answer:
             yield from reader.feed(line)
-
-
-def _is_here(address: str) -> bool:
-    host = urllib.parse.urlsplit(address).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")

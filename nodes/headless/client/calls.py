@@ -12,8 +12,6 @@ from typing import Any
 from ..errors import RefusedError, UsageError
 from .records import Gib, Keep, OutputFile, Run, RunEvent, RunOptions, not_understood
 
-DEFAULT_ADDRESS = "http://127.0.0.1:8188"
-ADDRESS_VARIABLE = "COURIER_SERVER"
 TOKEN_VARIABLE = "COURIER_TOKEN"
 _PREFIX = "/courier/v1/"
 _LONGEST_NUMBER = 18
@@ -38,41 +36,38 @@ class Call:
             raise UsageError(f"the request cannot be written as JSON: {error}") from None
 
 
-def server_address(given: str | None) -> str:
-    """``given``, the variable COURIER_SERVER, or ComfyUI's own default; without a slash at the end.
+def headers_of(call: Call, token: str | None, basic: str | None = None) -> dict[str, str]:
+    """What goes with a request.
 
-    Raises: UsageError where it is no address.
+    Args:
+        token: None: the variable COURIER_TOKEN, where it is set.
+        basic: user and password of the address; the two go into the same header.
+    Raises: UsageError for a token that no header can hold, and for both at once, without a word
+        of either.
     """
-    address = (given or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS).strip()
-    if "://" not in address:
-        address = f"http://{address}"
-    try:
-        parts = urllib.parse.urlsplit(address)
-        has_host = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
-    except ValueError:
-        has_host = False
-    if not has_host:
-        raise UsageError(f"{address!r} is no address of a server; write http://127.0.0.1:8188")
-    return address.rstrip("/")
-
-
-def headers_of(call: Call, token: str | None) -> dict[str, str]:
-    """What goes with a request. ``token`` None: the variable COURIER_TOKEN, where it is set.
-
-    Raises: UsageError for a token that no header can hold, without a word of it.
-    """
+    if token and basic:
+        raise UsageError(
+            "a token and a user with a password go into the same header; give one of them: the "
+            "token for Courier itself, the user for a server before it"
+        )
+    if basic:
+        return {**_headers(call), "Authorization": basic}
     token = token or os.environ.get(TOKEN_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):
         raise UsageError(
             "the token has characters that no header can hold (a line break, or none of ASCII); "
             "give the very line of the server's"
         )
+    headers = _headers(call)
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _headers(call: Call) -> dict[str, str]:
     headers = {"Accept": "application/json"}
     if call.body is not None:
         headers["Content-Type"] = "application/json"
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
     return headers
 
 
@@ -153,6 +148,11 @@ def object_info() -> Call:
     return Call("GET", "/object_info")
 
 
+def system_stats() -> Call:
+    """ComfyUI's own description of itself."""
+    return Call("GET", "/system_stats")
+
+
 def view(file: OutputFile) -> Call:
     """ComfyUI's own way to a file that a node wrote."""
     names = {"filename": file.filename, "subfolder": file.subfolder, "type": file.type}
@@ -172,6 +172,12 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         raise RefusedError(error["message"], status, str(error.get("code")), body)
     what = f"{call.method} {call.path}"
+    if status in (401, 407):
+        text = (
+            f"{what} answered {status}: a server before ComfyUI wants another user or password; "
+            "write them into the address, https://user:password@host"
+        )
+        raise RefusedError(text, status, "unauthorized", body)
     if status == 404:
         text = (
             f"{what} answered 404: no Courier answers there. Is it a ComfyUI with ComfyUI-Courier "

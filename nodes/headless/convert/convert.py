@@ -1,141 +1,138 @@
-"""From the saved-UI form to the API form: what comfy-cli does, and where we help it.
-
-Each help has a test that shows the difference to what ComfyUI's own page exports.
-"""
+"""From the saved-UI form to the API form, by the rules of ComfyUI's page. Pure."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WorkflowFileError
+from ..text import some_of
 from ..workflow.load import Form, Workflow
-from .converter import Converted, convert_all
-from .passing import cut_dead_ends
-from .widgets import hide_objects, primitive_values, set_primitives, show_objects
+from ..workflow.texts import SAVERS, NamedNode
+from .build import Placed, placed_nodes, prompt_of
+from .groups import ungrouped
+from .hosts import Hosts
+from .page import Kind, PageGraph, PageNode, page_graph, primitive_values
+from .page_class import PageClass
+from .rules import Rules, rules_of
+from .saved import Graph, read_saved
+from .unknown import SEARCH_NAME, decide
+from .values import set_value
 
-_LINK_FIELDS = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
-_GROUP_PREFIXES = ("workflow>", "workflow/")
+_LEFT_OUT = (
+    "left out: {}; this ComfyUI does not have them, and nothing that runs needs them: they are for "
+    "ComfyUI's page only"
+)
 
 
-def to_api(workflow: Workflow, object_info: Mapping[str, Any]) -> Converted:
+@dataclass(frozen=True)
+class Converted:
+    """One workflow in API form, and what there is to say about it.
+
+    Attributes:
+        nodes: all nodes of a saved form, for the texts that name them.
+        broadcasters: nodes whose links the page makes only when it queues, for sentences.
+    """
+
+    prompt: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    nodes: tuple[NamedNode, ...] = ()
+    broadcasters: tuple[str, ...] = ()
+
+
+def to_api(
+    workflow: Workflow, object_info: Mapping[str, Any], page_version: str | None = None
+) -> Converted:
     """The workflow as ComfyUI runs it.
 
-    Raises: WorkflowFileError, ConverterMissingError.
+    Args:
+        page_version: of the page that belongs to the server; None: the newest.
+    Raises: WorkflowFileError.
     """
     if workflow.form is Form.API:
-        return Converted(workflow.data, ())
-    (found,) = to_api_all([workflow.data], object_info)
+        return Converted(workflow.data)
+    (found,) = to_api_all([workflow.data], object_info, page_version)
     if isinstance(found, WorkflowFileError):
         raise found
     return found
 
 
 def to_api_all(
-    workflows: Sequence[Mapping[str, Any]], object_info: Mapping[str, Any]
+    workflows: Sequence[Mapping[str, Any]],
+    object_info: Mapping[str, Any],
+    page_version: str | None = None,
 ) -> list[Converted | WorkflowFileError]:
     """As ``to_api`` for many of the saved-UI form; what cannot be converted is an error in the
-    list.
-
-    Raises: ConverterMissingError.
-    """
-    ready = [_prepared_or_error(workflow) for workflow in workflows]
-    given = [item for item in ready if not isinstance(item, WorkflowFileError)]
-    converted = iter(convert_all(given, without_socket_defaults(object_info)) if given else ())
-    return [
-        item if isinstance(item, WorkflowFileError) else _finished(item, next(converted))
-        for item in ready
-    ]
+    list."""
+    classes = {
+        name: PageClass(name, info)
+        for name, info in object_info.items()
+        if isinstance(info, Mapping)
+    }
+    rules = rules_of(page_version)
+    return [_converted_or_error(workflow, classes, rules) for workflow in workflows]
 
 
-def _prepared_or_error(workflow: Mapping[str, Any]) -> dict[str, Any] | WorkflowFileError:
+def _converted_or_error(
+    data: Mapping[str, Any], classes: Mapping[str, PageClass], rules: Rules
+) -> Converted | WorkflowFileError:
     try:
-        return prepared(workflow)
+        return _converted(data, classes, rules)
     except WorkflowFileError as error:
         return error
-
-
-def prepared(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that comfy-cli's converter takes as the page would.
-
-    Raises: WorkflowFileError for what it would leave out in silence.
-    """
-    try:
-        ready = copy.deepcopy(dict(workflow))
     except RecursionError:
-        raise WorkflowFileError("the workflow is nested too deeply") from None
-    graphs = [ready, *_subgraphs(ready)]
-    if not ready.get("nodes"):
-        raise WorkflowFileError("the workflow has no nodes")
-    _refuse_group_nodes(graphs)
-    ready["links"] = [_as_list(link) for link in ready.get("links") or []]
-    for graph in graphs:
-        for node in _nodes(graph):
-            hide_objects(node)
-        cut_dead_ends(graph)
-    return ready
+        return WorkflowFileError("the workflow is nested too deeply")
 
 
-def _finished(
-    workflow: Mapping[str, Any], converted: Converted | WorkflowFileError
-) -> Converted | WorkflowFileError:
-    if isinstance(converted, Converted):
-        show_objects(converted.prompt)
-        set_primitives(converted.prompt, primitive_values(workflow))
-    return converted
+def _converted(
+    data: Mapping[str, Any], classes: Mapping[str, PageClass], rules: Rules
+) -> Converted:
+    saved = read_saved(data)
+
+    def opened(graph: Graph) -> PageGraph:
+        return page_graph(ungrouped(graph, saved.groups, classes), classes, saved.subgraphs)
+
+    pages = {key: opened(graph) for key, graph in saved.subgraphs.items()}
+    root = opened(saved.root)
+    decided = decide([root, *pages.values()])
+    hosts = Hosts(pages, rules)
+    for page in (*pages.values(), root):
+        _give_primitives(page, hosts)
+    placed = placed_nodes(root, pages, hosts, rules)
+    prompt = prompt_of(placed, rules)
+    _cut_ends(prompt)
+    notes = [_LEFT_OUT.format(_named(decided.left_out))] if decided.left_out else []
+    broadcasters = tuple(node.saved.named for node in decided.broadcasters)
+    return Converted(prompt, tuple(notes), tuple(map(_named_node, placed)), broadcasters)
 
 
-def without_socket_defaults(object_info: Mapping[str, Any]) -> dict[str, Any]:
-    """comfy-cli fills in the default of an optional input that is a socket only (``forceInput``);
-    the page sends nothing there."""
-    return {name: _without_socket_defaults(info) for name, info in object_info.items()}
+def _named_node(item: Placed) -> NamedNode:
+    named = item.node.saved.properties.get(SEARCH_NAME)
+    if not isinstance(named, str):
+        # The page gives one to each class of the server but those that it fills texts into.
+        is_plain = item.node.kind is Kind.REAL and item.node.saved.type not in SAVERS
+        named = item.node.saved.type if is_plain else None
+    values = {valued.name: valued.value for valued in item.widgets if valued.name}
+    if item.node.kind is Kind.PRIMITIVE and isinstance(item.node.saved.values, list):
+        values = dict(zip(("value",), item.node.saved.values, strict=False))
+    return NamedNode(item.id, (named, item.node.title), values)
 
 
-def _without_socket_defaults(info: Any) -> Any:
-    optional = info.get("input", {}).get("optional") if isinstance(info, dict) else None
-    if not isinstance(optional, dict) or not any(map(_is_socket_with_default, optional.values())):
-        return info
-    plain = {
-        name: [spec[0], {k: v for k, v in spec[1].items() if k != "default"}]
-        if _is_socket_with_default(spec)
-        else spec
-        for name, spec in optional.items()
-    }
-    return {**info, "input": {**info["input"], "optional": plain}}
+def _give_primitives(page: PageGraph, hosts: Hosts) -> None:
+    for target, slot, value in primitive_values(page):
+        if target.kind is Kind.SUBGRAPH:
+            hosts.values_of(target).own[slot.name] = value
+        elif slot.widget is not None:
+            set_value(target.widgets, slot.widget, value)
 
 
-def _is_socket_with_default(spec: Any) -> bool:
-    if not isinstance(spec, list) or len(spec) < 2 or not isinstance(spec[1], dict):
-        return False
-    return bool(spec[1].get("forceInput")) and "default" in spec[1]
+def _cut_ends(prompt: dict[str, Any]) -> None:
+    for node in prompt.values():
+        inputs = node["inputs"]
+        for name in [n for n, v in inputs.items() if isinstance(v, list) and v[0] not in prompt]:
+            del inputs[name]
 
 
-def _subgraphs(workflow: Mapping[str, Any]) -> list[dict[str, Any]]:
-    definitions = workflow.get("definitions")
-    found = definitions.get("subgraphs") if isinstance(definitions, dict) else None
-    return [graph for graph in found or [] if isinstance(graph, dict)]
-
-
-def _nodes(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [node for node in graph.get("nodes") or [] if isinstance(node, dict)]
-
-
-def _as_list(link: Any) -> Any:
-    """A newer schema of the saved form has links as objects; comfy-cli reads lists only."""
-    return [link.get(name) for name in _LINK_FIELDS] if isinstance(link, dict) else link
-
-
-def _refuse_group_nodes(graphs: Sequence[Mapping[str, Any]]) -> None:
-    groups = [
-        f"{node.get('id')} ({node['type']})"
-        for graph in graphs
-        for node in _nodes(graph)
-        if str(node.get("type")).startswith(_GROUP_PREFIXES)
-    ]
-    if groups:
-        raise WorkflowFileError(
-            f"the workflow has group nodes of an older ComfyUI: node {', node '.join(groups)}; "
-            "open it in ComfyUI, right-click each and choose Convert to nodes, and save it again, "
-            "or export it with File > Export (API)"
-        )
+def _named(nodes: Sequence[PageNode]) -> str:
+    return some_of([f"node {node.saved.named}" for node in nodes])

@@ -11,8 +11,9 @@ from typing import Any
 from ..errors import UsageError
 from ..text import some_of
 from .graph import Node, read_nodes
+from .nearest import nearest_choices
 from .schema import Catalog, InputSpec, is_link
-from .values import match_choice, nearest_choices
+from .values import match_choice
 
 SEEDS = ("seed", "noise_seed")
 RANDOM = "random"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CheckError, Fault, FaultKind
+from ..text import some_of
 from .graph import Node, cycles, read_nodes, upstream
-from .schema import Catalog, NodeSchema, is_link
-from .values import nearest_choices, value_fault, without_wrapper
+from .nearest import nearest_choices
+from .schema import Catalog, NodeSchema, is_good_link, is_link
+from .values import value_fault, without_wrapper
 
 _SHOWN_LENGTH = 60
 _CONVERTER_ONLY = ("Note", "MarkdownNote", "Reroute", "PrimitiveNode")
@@ -44,18 +46,24 @@ class _Search:
     nodes: Mapping[str, Node]
     catalog: Catalog
     faults: list[Fault]
+    broadcast: str = ""
     notes: list[str] = field(default_factory=list)
     spelled: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
-def check_workflow(prompt: Mapping[str, Any], catalog: Catalog) -> Checked:
+def check_workflow(
+    prompt: Mapping[str, Any], catalog: Catalog, broadcasters: Sequence[str] = ()
+) -> Checked:
     """Compare a workflow in API form with what a server has.
 
     Only what leads to an output node is looked at closely: the rest does not run. The server itself
     has the last word, and gives it before it reads a weight.
+
+    Args:
+        broadcasters: nodes of the saved form whose links the page makes only when it queues.
     """
     nodes, faults = read_nodes(prompt)
-    search = _Search(nodes, catalog, faults)
+    search = _Search(nodes, catalog, faults, _broadcast_text(broadcasters))
     for node in nodes.values():
         if catalog.get(node.class_type) is None:
             faults.append(_missing_class(node, catalog))
@@ -79,7 +87,7 @@ def _look_at(search: _Search, node: Node, schema: NodeSchema) -> None:
     for spec in schema.inputs.values():
         if spec.name not in node.inputs:
             if spec.is_required and not spec.is_open:
-                search.faults.append(_missing_input(node, spec.name, schema))
+                search.faults.append(_missing_input(search, node, spec.name, schema))
             continue
         value = node.inputs[spec.name]
         if is_link(value):
@@ -104,8 +112,8 @@ def _look_at(search: _Search, node: Node, schema: NodeSchema) -> None:
 def _look_at_unknown(search: _Search, node: Node, name: str) -> None:
     value = node.inputs[name]
     # A link among them makes the server run what nobody uses, or stumble over a node that is not
-    # there; a value is ignored.
-    if is_link(value):
+    # there; a value is ignored, a list of texts too.
+    if is_good_link(value):
         search.faults += _link_faults(search, node, name, "*", value)
     search.notes.append(f"node {node.name} has no input {name!r}; it is ignored")
 
@@ -152,15 +160,27 @@ def _missing_class(node: Node, catalog: Catalog) -> Fault:
     return node.fault(FaultKind.MISSING_CLASS, text, nearest=nearest)
 
 
-def _missing_input(node: Node, name: str, schema: NodeSchema) -> Fault:
+def _missing_input(search: _Search, node: Node, name: str, schema: NodeSchema) -> Fault:
     unknown = [given for given in node.inputs if given not in schema.inputs]
     near = difflib.get_close_matches(name, unknown, 1, 0.3) or unknown[:1]
     text = f"{name} is missing"
-    if near:
+    if search.broadcast and schema.inputs[name].is_socket:
+        text += search.broadcast
+    elif near:
         text += f"; there is {near[0]!r}, which this node does not have: was it renamed?"
     else:
         text += f" ({schema.inputs[name].type}): connect it, or give it a value"
     return node.fault(FaultKind.MISSING_INPUT, text, name, near)
+
+
+def _broadcast_text(broadcasters: Sequence[str]) -> str:
+    if not broadcasters:
+        return ""
+    return (
+        f"; the workflow has {some_of([f'node {name}' for name in broadcasters], 3)}, whose links "
+        "the page makes only when it queues: there, right-click the background, choose Convert all "
+        "UEs to real links and save, or export with File > Export (API)"
+    )
 
 
 def _no_output(nodes: Mapping[str, Node]) -> Fault:

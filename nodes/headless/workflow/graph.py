@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Fault, FaultKind
+from .schema import is_good_link
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _problem(value: Any) -> str | None:
 def sources(node: Node) -> Iterator[tuple[str, Any, Any]]:
     """(input, node id, output) of each input that is a link as it should be."""
     for name, value in node.inputs.items():
-        if isinstance(value, list) and len(value) == 2:
+        if is_good_link(value):
             yield name, value[0], value[1]
 
 

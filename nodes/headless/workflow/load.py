@@ -1,4 +1,4 @@
-"""A workflow out of a file, a picture or standard input: bytes in, one of two forms out."""
+"""A workflow out of a file, a picture or a video: bytes in, one of two forms out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import WorkflowFileError
-from ..text import one_line, text_of
+from ..text import one_line, some_of, text_of
 from .pictures import is_picture, metadata_of
+from .videos import video_kind, video_metadata
+from .wrappers import Found, wrapped
 
 STANDARD_INPUT = "-"
 MAX_JSON_BYTES = 64 << 20
@@ -28,8 +30,8 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _ADVICE = (
-    "a workflow is a .json that ComfyUI saved or exported (API), or a picture (PNG, WEBP) with the "
-    "workflow in it"
+    "a workflow is a .json that ComfyUI saved or exported (API), or a picture (PNG, WEBP) or a "
+    "video (MP4, WEBM) with the workflow in it"
 )
 
 
@@ -78,7 +80,9 @@ def parse_workflow(data: bytes, file_name: str) -> Workflow:
     """
     name = file_name.rpartition(".")[0] or file_name
     if is_picture(data):
-        return _from_picture(data, file_name, name)
+        return _from_media(metadata_of(data, file_name), file_name, name, "picture")
+    if video_kind(data) is not None:
+        return _from_media(video_metadata(data, file_name), file_name, name, "video")
     if len(data) > MAX_JSON_BYTES:
         _refuse(file_name, f"has {len(data)} bytes, more than any workflow; {_ADVICE}")
     return _formed(parse_json(data, file_name), file_name, name)
@@ -124,41 +128,70 @@ def _read(path: Path) -> bytes:
         _refuse(str(path), f"cannot be read: {reason}")
 
 
-def _from_picture(data: bytes, file_name: str, name: str) -> Workflow:
-    found = metadata_of(data, file_name)
+def _from_media(found: dict[str, bytes], file_name: str, name: str, what: str) -> Workflow:
     ui = parse_json(found["workflow"], file_name) if "workflow" in found else None
     ui = ui if isinstance(ui, dict) else None
     if "prompt" in found:
-        # What ran is in both; this one needs no conversion.
+        # What ran is in both; this one needs no conversion. Where it is too old for a server, the
+        # saved one may still fit.
         formed = _formed(parse_json(found["prompt"], file_name), file_name, name)
         return Workflow(formed.form, formed.data, name, ui)
     if ui is None:
-        _refuse(file_name, "is a picture without a workflow in it; take one that ComfyUI wrote")
+        _refuse(file_name, f"is a {what} without a workflow in it; take one that ComfyUI wrote")
     return _formed(ui, file_name, name)
 
 
 def _formed(value: Any, file_name: str, name: str) -> Workflow:
     if not isinstance(value, dict):
+        if isinstance(value, list) and (found := _unwrapped(value, file_name, name)) is not None:
+            return found
         kind = "a list" if isinstance(value, list) else "a single value"
         _refuse(file_name, f"is JSON, but {kind} and no workflow; {_ADVICE}")
     if _is_ui(value):
         return Workflow(Form.UI, value, name, value)
     for wrapper in ("prompt", "output"):  # a request to /prompt, or what the page makes of a graph
         inner = value.get(wrapper)
-        if isinstance(inner, dict) and "class_type" not in inner and "nodes" not in value:
+        if _is_prompt(inner) and "nodes" not in value:
             return Workflow(Form.API, inner, name, _ui_beside(value))
     inner = value.get("workflow")
     if isinstance(inner, dict) and _is_ui(inner):
-        return Workflow(Form.UI, inner, name, inner)
+        # Some write the API form beside it, under a name of their own.
+        found = _unwrapped(value, file_name, name)
+        return found or Workflow(Form.UI, inner, name, inner)
     if not value:
         _refuse(file_name, f"is an empty object: a workflow without nodes; {_ADVICE}")
     if not any(_is_like_node(node) for node in value.values()):
+        if (found := _unwrapped(value, file_name, name)) is not None:
+            return found
         _refuse(file_name, f"is JSON, but no workflow: nothing in it is a node; {_ADVICE}")
     return Workflow(Form.API, value, name)
 
 
+def _unwrapped(value: Any, file_name: str, name: str) -> Workflow | None:
+    """Out of what a program wrapped around it; None: there is none."""
+    found = wrapped(value)
+    api, saved = [f for f in found if f.is_api], [f for f in found if not f.is_api]
+    several: list[Found] = []
+    for item in api or saved:
+        if all(item.data != other.data for other in several):
+            several.append(item)
+    if len(several) > 1:
+        where = some_of([".".join(f.path) for f in several], 3)
+        _refuse(file_name, f"has {len(several)} workflows in it (at {where}); give it one of them")
+    if api:
+        return Workflow(Form.API, api[0].data, name, saved[0].data if saved else None)
+    return Workflow(Form.UI, saved[0].data, name, saved[0].data) if saved else None
+
+
 def _is_ui(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("nodes"), list)
+
+
+def _is_prompt(value: Any) -> bool:
+    """Nodes by their ids; malformed ones too, which the check tells of. No wrapper, and no node."""
+    if not isinstance(value, dict) or "class_type" in value:
+        return False
+    return not value or any(_is_like_node(node) for node in value.values())
 
 
 def _is_like_node(node: Any) -> bool:

@@ -89,8 +89,16 @@ class Catalog:
 
 
 def is_link(value: Any) -> bool:
-    """Whether an input's value is meant as (node, output), as ComfyUI decides it."""
+    """Whether the value of an input of the class is meant as (node, output): ComfyUI takes any
+    list for one there."""
     return isinstance(value, list)
+
+
+def is_good_link(value: Any) -> bool:
+    """Whether it is (node, output), wherever it stands: an id and a number."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return isinstance(value[0], str) and type(value[1]) in (int, float)
 
 
 def _inputs(info: Mapping[str, Any]) -> Iterator[InputSpec]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import Fault, FaultKind
 from .graph import Node
+from .nearest import nearest_choices
 from .schema import InputSpec
 
 _MODEL_ENDINGS = (
@@ -47,17 +47,6 @@ def match_choice(value: Any, choices: Sequence[Any]) -> Any | None:
     wanted = value.replace("\\", "/")
     found = [c for c in choices if isinstance(c, str) and c.replace("\\", "/") == wanted]
     return found[0] if len(found) == 1 else None
-
-
-def nearest_choices(value: Any, choices: Sequence[Any], likeness: float = 0.5) -> list[str]:
-    """What was probably meant: the same file in another folder, then names that look alike."""
-    text = str(value).replace("\\", "/")
-    names = [choice for choice in choices if isinstance(choice, str)]
-    base = text.rpartition("/")[2].lower()
-    same = [name for name in names if name.replace("\\", "/").rpartition("/")[2].lower() == base]
-    lowered = {name.lower(): name for name in names}
-    alike = difflib.get_close_matches(text.lower(), list(lowered), _SHOWN_CHOICES, likeness)
-    return list(dict.fromkeys([*same, *(lowered[name] for name in alike)]))[:_SHOWN_CHOICES]
 
 
 def _choice(node: Node, spec: InputSpec, value: Any) -> tuple[Any, Fault | None]:

@@ -429,8 +429,6 @@ def test_it_imports_the_standard_library_its_own_and_the_core_only() -> None:
                 assert any(f"{name}.".startswith(f"{room}.") for room in allowed), f"{path}: {name}"
             elif first == "torch":
                 assert path.name == "dry_run.py"
-            elif first == "comfy_cli":
-                assert path.parts[-2:] == ("convert", "worker.py")
             elif first in ("aiohttp", "typing_extensions"):
                 assert path.parts[-2:] in (("client", "async_client.py"), ("client", "blocking.py"))
             else:

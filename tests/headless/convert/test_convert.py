@@ -1,4 +1,4 @@
-"""From the saved-UI form to the API form: comfy-cli's converter, and where we help it.
+"""From the saved-UI form to the API form.
 
 What ComfyUI's own page makes of the same files is compared in ``tests/comfyui``.
 """
@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from devtools.comfy_cli import ensure_comfy_cli
-from devtools.paths import checkout
 
 from ..conftest import OBJECT_INFO, Headless
 
@@ -23,6 +17,10 @@ INFO = {
     **OBJECT_INFO,
     "Encode": {
         "input": {"required": {"vision": ["VISION"], "image": ["IMAGE"]}},
+        "output": ["ENCODED"],
+    },
+    "Again": {
+        "input": {"required": {"vision": ["VISION"], "encoded": ["ENCODED"]}},
         "output": ["ENCODED"],
     },
     "Condition": {
@@ -42,14 +40,8 @@ INFO = {
 }
 
 
-@pytest.fixture(scope="module")
-def comfy_cli() -> Path:
-    return ensure_comfy_cli(checkout())
-
-
 @pytest.fixture
-def convert(headless: Headless, comfy_cli: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("COURIER_COMFY_CLI_PYTHON", str(comfy_cli))
+def convert(headless: Headless) -> Any:
     return headless.module("convert.convert")
 
 
@@ -80,12 +72,6 @@ def bypassed_encoder() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def raw(headless: Headless, workflow: Any, info: Any = INFO) -> Any:
-    """What comfy-cli makes of it without our help."""
-    (found,) = headless.module("convert.converter").convert_all([workflow], info)
-    return found.prompt
-
-
 def ours(convert: Any, workflow: Any, info: Any = INFO) -> Any:
     (found,) = convert.to_api_all([workflow], info)
     if isinstance(found, Exception):
@@ -94,10 +80,9 @@ def ours(convert: Any, workflow: Any, info: Any = INFO) -> Any:
 
 
 def test_nothing_passes_a_bypassed_node_that_has_nothing_of_the_type(
-    convert: Any, headless: Headless
+    convert: Any,
 ) -> None:
     workflow = bypassed_encoder()
-    assert raw(headless, workflow)["3"]["inputs"] == {"left": ["1", 1]}
     before = copy.deepcopy(workflow)
     assert ours(convert, workflow)["3"]["inputs"] == {}
     assert workflow == before
@@ -105,7 +90,8 @@ def test_nothing_passes_a_bypassed_node_that_has_nothing_of_the_type(
 
 def test_what_a_bypassed_node_has_of_the_type_passes(convert: Any) -> None:
     workflow = bypassed_encoder()
-    workflow["nodes"][1]["inputs"][1] = slot("image", "ENCODED", 3)
+    workflow["nodes"][1]["type"] = "Again"
+    workflow["nodes"][1]["inputs"][1] = slot("encoded", "ENCODED", 3)
     workflow["nodes"].append(node(4, "Encode", outputs=[out("ENCODED", 3)]))
     workflow["links"].append([3, 4, 0, 2, 1, "ENCODED"])
     assert ours(convert, workflow)["3"]["inputs"]["left"] == ["4", 0]
@@ -133,7 +119,7 @@ def test_an_input_that_takes_anything_gets_the_one_at_the_same_place(convert: An
     assert ours(convert, workflow)["3"]["inputs"] == {"any": ["1", 1]}
 
 
-def test_dead_ends_inside_of_a_subgraph_are_cut_too(convert: Any, headless: Headless) -> None:
+def test_dead_ends_inside_of_a_subgraph_are_cut_too(convert: Any) -> None:
     inner = bypassed_encoder()
     names = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
     inner["links"] = [dict(zip(names, link, strict=True)) for link in inner["links"]]
@@ -141,19 +127,17 @@ def test_dead_ends_inside_of_a_subgraph_are_cut_too(convert: Any, headless: Head
     workflow = {
         "nodes": [node(9, subgraph["id"])], "links": [], "definitions": {"subgraphs": [subgraph]},
     }  # fmt: skip
-    assert raw(headless, workflow)["9:3"]["inputs"] == {"left": ["9:1", 1]}
     assert ours(convert, workflow)["9:3"]["inputs"] == {}
 
 
-def test_a_socket_that_nobody_connected_gets_no_default(convert: Any, headless: Headless) -> None:
+def test_a_socket_that_nobody_connected_gets_no_default(convert: Any) -> None:
     workflow = {"nodes": [node(1, "Prompted", inputs=[slot("negative", "STRING")])], "links": []}
-    assert raw(headless, workflow)["1"]["inputs"] == {"negative": ""}
     before = copy.deepcopy(INFO)
     assert ours(convert, workflow)["1"]["inputs"] == {}
     assert before == INFO
 
 
-def test_a_value_that_is_an_object_costs_no_other_value(convert: Any, headless: Headless) -> None:
+def test_a_value_that_is_an_object_costs_no_other_value(convert: Any) -> None:
     button = {"name": "upload", "type": "button", "options": {"serialize": False}}
     workflow = {
         "nodes": [
@@ -162,19 +146,18 @@ def test_a_value_that_is_an_object_costs_no_other_value(convert: Any, headless: 
         ],
         "links": [],
     }
-    assert raw(headless, workflow)["1"]["inputs"]["image"] == "cat.png"  # the first of the list
     prompt = ours(convert, workflow)
     assert prompt["1"]["inputs"] == {"image": "dog.png"}
     assert prompt["2"]["inputs"] == {"prefix": {"an": ["object"]}}
 
 
-def test_a_loader_of_loras_with_a_row_for_each_is_comfy_clis_affair(
-    convert: Any, headless: Headless
-) -> None:
-    rows = [{}, {"type": "PowerLoraLoaderHeaderWidget"}, {"on": True, "lora": "a", "strength": 1}]
-    workflow = {"nodes": [node(1, "Loras", widgets_values=rows)], "links": []}
-    assert ours(convert, workflow) == raw(headless, workflow)
-    assert ours(convert, workflow)["1"]["inputs"]["lora_1"]["lora"] == "a"
+def test_a_loader_of_loras_with_a_row_for_each_keeps_its_rows(convert: Any) -> None:
+    row = {"on": True, "lora": "a", "strength": 1}
+    values = [{}, {"type": "HeaderWidget"}, row, {**row, "lora": "b"}, ""]
+    loader = node(1, "Loras", outputs=[out("MODEL", 1)], widgets_values=values)
+    info = {**INFO, "Loras": {"input": {"required": {}}, "output": ["MODEL"]}}
+    inputs = ours(convert, {"nodes": [loader], "links": []}, info)["1"]["inputs"]
+    assert inputs == {"lora_1": row, "lora_2": {**row, "lora": "b"}}
 
 
 def test_links_as_objects_are_read(convert: Any) -> None:
@@ -187,7 +170,7 @@ def test_links_as_objects_are_read(convert: Any) -> None:
     assert wanted["3"]["inputs"]["left"] == ["2", 0]
 
 
-def test_reroutes_primitives_muted_nodes_and_notes(convert: Any, headless: Headless) -> None:
+def test_reroutes_primitives_muted_nodes_and_notes(convert: Any) -> None:
     workflow = {
         "nodes": [
             node(1, "Note", widgets_values=["hello"]),
@@ -209,7 +192,6 @@ def test_reroutes_primitives_muted_nodes_and_notes(convert: Any, headless: Headl
     }  # fmt: skip
     prompt = ours(convert, workflow)
     assert sorted(prompt) == ["3", "5", "7"]
-    assert raw(headless, workflow)["3"]["inputs"] == {"width": 64}  # what the page had before
     assert prompt["3"]["inputs"] == {"width": 512}
     assert prompt["5"]["inputs"] == {"samples": ["3", 0]}
 
@@ -270,82 +252,25 @@ def test_a_subgraph_in_itself_ends(convert: Any) -> None:
     assert len(json.dumps(found.prompt)) < 10_000
 
 
-# Where the converter comes from
+# Many, and none
 
 
-def test_many_are_converted_in_one_process_and_a_bad_one_is_only_itself(convert: Any) -> None:
+def test_many_are_converted_and_a_bad_one_is_only_itself(convert: Any) -> None:
     good = bypassed_encoder()
     found = convert.to_api_all([good, {"nodes": []}, good], INFO)
     assert [isinstance(item, Exception) for item in found] == [False, True, False]
 
 
-def test_without_comfy_cli_a_sentence_says_how_to_get_it(
-    headless: Headless, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("COURIER_COMFY_CLI_PYTHON", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    convert = headless.module("convert.convert")
-    with pytest.raises(headless.courier.ConverterMissingError, match="pip install comfy-cli") as c:
-        convert.to_api_all([bypassed_encoder()], INFO)
-    assert "File > Export (API), which needs nothing" in str(c.value)
-    assert c.value.exit_status == 3
-    monkeypatch.setenv("COURIER_COMFY_CLI_PYTHON", sys.executable)  # a Python without it
-    with pytest.raises(headless.courier.ConverterMissingError):
-        convert.to_api_all([bypassed_encoder()], INFO)
-    monkeypatch.setenv("COURIER_COMFY_CLI_PYTHON", str(tmp_path / "nothing"))
-    said = r"COURIER_COMFY_CLI_PYTHON is .*nothing, which is no Python that has comfy-cli"
-    with pytest.raises(headless.courier.ConverterMissingError, match=said):
-        convert.to_api_all([bypassed_encoder()], INFO)
-
-
-def test_the_api_form_needs_no_converter(
-    headless: Headless, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_the_api_form_stays_as_it_is(headless: Headless) -> None:
     load = headless.module("workflow.load")
     workflow = load.parse_workflow(b'{"1": {"class_type": "X", "inputs": {}}}', "a.json")
     converted = headless.module("convert.convert").to_api(workflow, {})
     assert converted.prompt == workflow.data
 
 
-@pytest.mark.skipif(
-    os.name == "nt", reason="links on the PATH are what pipx makes on other systems"
-)
-def test_a_comfy_on_the_path_is_enough_also_as_a_link(
-    headless: Headless, comfy_cli: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("COURIER_COMFY_CLI_PYTHON", raising=False)
-    (tmp_path / "comfy").symlink_to(comfy_cli.parent / "comfy")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert ours(headless.module("convert.convert"), bypassed_encoder())["3"]["inputs"] == {}
-
-
-def test_a_node_that_the_converter_cannot_make_is_no_half_workflow(
-    convert: Any, headless: Headless
-) -> None:
-    """It leaves such a node out, and would go on without it."""
-    broken = {**INFO, "Preview": {"input": {"required": {"x": ["INT", {"min": 0}]}}, "output": []}}
-    workflow = {
-        "nodes": [node(1, "Preview", inputs=7, widgets_values=[1]), node(2, "Load")], "links": [],
-    }  # fmt: skip
-    assert list(raw_or_error(headless, workflow, broken)) != ["1", "2"]
-    with pytest.raises(headless.courier.WorkflowFileError, match="Failed to convert node id=1"):
-        ours(convert, workflow, broken)
-
-
-def raw_or_error(headless: Headless, workflow: Any, info: Any) -> Any:
-    (found,) = headless.module("convert.converter").convert_all([workflow], info)
-    return {} if isinstance(found, Exception) else found.prompt
-
-
-def test_what_the_converter_leaves_out_is_told(convert: Any) -> None:
-    workflow = {"nodes": [node(1, "Unknown", widgets_values=[1])], "links": []}
+def test_what_is_left_out_is_told(convert: Any) -> None:
+    workflow = {"nodes": [node(1, "Label (some pack)", title="HERE")], "links": []}
     (found,) = convert.to_api_all([workflow], INFO)
-    assert any("Unknown" in warning for warning in found.warnings)
-
-
-def test_of_a_node_without_widgets_it_is_not_told_that_it_is_unknown(convert: Any) -> None:
-    known = {**INFO, "Bare": {"input": {"required": {}}, "output": []}}
-    workflow = {"nodes": [node(1, "Bare", widgets_values=[1])], "links": []}
-    (found,) = convert.to_api_all([workflow], known)
-    assert not any("unknown" in warning for warning in found.warnings)
+    assert found.prompt == {}
+    assert "node 1 (Label (some pack) 'HERE')" in found.notes[0]
+    assert "for ComfyUI's page only" in found.notes[0]

@@ -285,3 +285,38 @@ def test_a_catalog_that_is_odd_does_not_end_the_check(headless: Headless) -> Non
         for f in headless.module("workflow.check").check_workflow(workflow, catalog).faults
     }
     assert kinds == {"missing_class"}
+
+
+def test_of_an_unknown_input_only_a_node_and_a_number_is_a_link(check: Check) -> None:
+    """ComfyUI ignores anything else there, and so do we."""
+    for value in (["", "a", "b", ""], ["1", "a"], [1, 2], [], ["1", 0, 1], [["1", 0]]):
+        checked = check(changed(saved=value))
+        assert checked.faults == (), value
+        assert "no input 'saved'; it is ignored" in checked.notes[0]
+    assert only(check(changed(saved=["99", 0]))).kind.value == "bad_link"
+    assert only(check(changed(model=["", "a", "b", ""]))).kind.value == "bad_link"
+
+
+def test_the_same_of_many_nodes_is_one_line(check: Check, headless: Headless) -> None:
+    workflow = prompt()
+    for i in range(20, 32):
+        workflow[str(i)] = node("Nowhere")
+    workflow["20"]["_meta"] = {"title": "First"}
+    with pytest.raises(headless.courier.CheckError) as caught:
+        check(workflow).require()
+    first, line = str(caught.value).splitlines()
+    assert "12 faults" in first
+    assert line.strip().startswith("nodes 20 'First', 21, 22, 23, 24, 25, 26, 27 and 4 more (Nowh")
+    assert len(caught.value.faults) == 12  # a program is told each of them
+
+
+def test_where_links_are_made_when_queuing_the_missing_input_says_so(
+    headless: Headless, catalog: Any
+) -> None:
+    module = headless.module("workflow.check")
+    checked = module.check_workflow(changed(model=...), catalog, ["20 (Anything Everywhere)"])
+    message = only(checked).message
+    assert message.startswith("model is missing; the workflow has node 20 (Anything Everywhere)")
+    assert "Convert all UEs to real links" in message
+    value = only(module.check_workflow(changed(seed=...), catalog, ["20 (X)"])).message
+    assert "Everywhere" not in value

@@ -54,6 +54,16 @@ def test_nan_is_null_as_in_the_page(load: Any) -> None:
     ({"output": prompt(), "workflow": UI}, "API", True),
     (UI, "UI", True),
     ({"workflow": UI}, "UI", True),
+    ({"input": {"workflow": prompt(), "images": [{"name": "a.png"}]}}, "API", False),
+    ({"input": {"workflow_json": json.dumps(prompt())}, "id": "job"}, "API", False),
+    ({"input": {"prompt": UI}}, "UI", True),
+    ({"client_id": "x", "prompt": json.dumps(prompt())}, "API", False),
+    ({"workflow": UI, "workflow_api": prompt()}, "API", True),
+    ({"5b0c": {"prompt": [3, "5b0c", prompt(), {"extra_pnginfo": {"workflow": UI}}, ["7"]],
+               "outputs": {"7": {"images": []}}, "status": {}}}, "API", True),
+    ([3, "5b0c", prompt(), {"client_id": "y"}, ["7"]], "API", False),
+    ({"a": {"prompt": [1, "a", prompt(), {}, []]}, "b": {"prompt": [2, "b", prompt(), {}, []]}},
+     "API", False),
 ])  # fmt: skip
 def test_forms_and_their_wrappers(load: Any, value: Any, form: str, has_ui: bool) -> None:
     workflow = load.parse_workflow(json.dumps(value).encode(), "a.json")
@@ -223,3 +233,15 @@ def test_what_is_no_workflow_is_not_unpacked(
 
 def png_chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I4s", len(body), name) + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def test_of_several_workflows_in_one_file_none_is_guessed(load: Any, headless: Headless) -> None:
+    history = {
+        str(i): {"prompt": [i, str(i), {"1": {"class_type": "X", "inputs": {"n": i}}}]}
+        for i in range(5)
+    }
+    with pytest.raises(headless.courier.WorkflowFileError) as caught:
+        load.parse_workflow(json.dumps(history).encode(), "history.json")
+    assert "has 5 workflows in it (at 0.prompt.2, 1.prompt.2, 2.prompt.2 and 2 more)" in str(
+        caught.value
+    )
