@@ -86,3 +86,42 @@ def test_everybody_is_answered_while_a_sleep_stands_still(gated: ComfyUIHost) ->
     assert receipts[0]["ok"]
     client.follow(prompt_id, timeout_seconds=60)
     assert client.request("/gated")["ran"] == 2
+
+
+async def hear_orders(gated: ComfyUIHost, orders: int) -> tuple[list[int], int]:
+    """What a page hears of so many orders beside a client that reads nothing, and how much is on
+    its way to that one at the end beyond what it had."""
+    client = gated.client
+    async with aiohttp.ClientSession() as session:
+        slow = await session.ws_connect(f"{client.address}/ws?clientId=slow")
+        page = await session.ws_connect(f"{client.address}/ws?clientId=page")
+        for name in ("slow", "page"):
+            asks = {"Courier-Client": name}
+            async with session.get(f"{client.address}/courier/v1/status", headers=asks) as answer:
+                assert answer.status == 200
+        # Its own end reads ahead otherwise.
+        slow._conn.protocol.transport.pause_reading()  # type: ignore[union-attr]
+        before = (await asyncio.to_thread(client.request, "/gated/fill?client=slow", {}))["unsent"]
+        done: list[int] = []
+        for _ in range(orders):
+            receipt = await asyncio.to_thread(client.request, "/courier/v1/sleep", {})
+            assert receipt["ok"]
+            count = len(done)
+            while len(done) == count:
+                message = await page.receive_json(timeout=AT_ONCE_SECONDS)
+                if message["type"] == "courier.status":
+                    done.append(message["data"]["orders_done"])
+        after = (await asyncio.to_thread(client.request, "/gated/fill?client=slow", {}))["unsent"]
+        await page.close()
+        slow._conn.protocol.transport.abort()  # type: ignore[union-attr]
+    return done, after - before - (32 << 20)
+
+
+def test_a_client_that_does_not_read_is_sent_nothing_and_the_others_hear_everything(
+    gated: ComfyUIHost,
+) -> None:
+    gated.client.timeout_seconds = 60
+    gated.client.run({"1": RUNS})
+    done, more = asyncio.run(hear_orders(gated, 6))
+    assert len(set(done)) >= 5
+    assert more <= 0

@@ -56,4 +56,13 @@ async def let_go(request: web.Request) -> web.Response:
     return web.json_response({})
 
 
+@PromptServer.instance.routes.post("/gated/fill")
+async def fill(request: web.Request) -> web.Response:
+    """Have more on its way to a client than its connection takes."""
+    socket = PromptServer.instance.sockets[request.query["client"]]
+    transport = socket._req.transport
+    transport.write(b"\0" * (32 << 20))
+    return web.json_response({"unsent": transport.get_write_buffer_size()})
+
+
 NODE_CLASS_MAPPINGS = {"GatedModel": GatedModel}
