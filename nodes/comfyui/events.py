@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.model_management
@@ -14,6 +15,7 @@ from ..models.events import (
     LEAST_SECONDS,
     REFUSED_EVENT,
     STATUS_EVENT,
+    Deliveries,
     Feed,
     Listeners,
     model_event,
@@ -28,12 +30,19 @@ _LOG = logging.getLogger("courier")
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 _something_begins = threading.Event()
-_listeners = Listeners()
 
 
-def listen(client_id: str) -> None:
+def _sockets() -> Mapping[str, Any]:
+    """ComfyUI's websockets by the id of their client."""
+    return getattr(server(), "sockets", None) or {}
+
+
+_listeners = Listeners(lambda client_id: client_id in _sockets())
+
+
+def listen(client_id: str, address: str | None) -> None:
     """That websocket gets events from now on."""
-    _listeners.add(client_id)
+    _listeners.add(client_id, address)
 
 
 def start_feed() -> None:
@@ -47,12 +56,19 @@ def start_feed() -> None:
 
 def tell_of_refusal(client_id: Any, message: str) -> None:
     """A prompt of that client is refused because a model sleeps."""
-    if client_id in _connected():
+    if client_id in _connected() and _has_room(client_id):
         server().send_sync(REFUSED_EVENT, {"message": message}, client_id)
 
 
 def _run() -> None:
-    feed, told, begins = Feed(read, _has_clients, _send), "", True
+    mail = Deliveries(_has_room, _hand_over)
+    feed = Feed(
+        read,
+        lambda: bool(_connected()),
+        lambda body: mail.send(_connected(), body),
+        lambda: mail.send_owed(_connected()),
+    )
+    told, begins = "", True
     while True:
         seconds = LEAST_SECONDS
         try:
@@ -69,16 +85,22 @@ def _run() -> None:
 
 
 def _connected() -> list[str]:
-    return _listeners.among(list(getattr(server(), "sockets", ())))
+    return _listeners.among(list(_sockets()))
 
 
-def _has_clients() -> bool:
-    return bool(_connected())
+def _has_room(client_id: str) -> bool:
+    """Whether nothing waits in this process for that client to read it.
+
+    Of a websocket aiohttp tells the connection nowhere but in a name of its own. Without it, a
+    client is taken for one that reads.
+    """
+    request = getattr(_sockets().get(client_id), "_req", None)
+    unsent = getattr(getattr(request, "transport", None), "get_write_buffer_size", None)
+    return unsent is None or not unsent()
 
 
-def _send(body: dict[str, Any]) -> None:
-    for client_id in _connected():
-        server().send_sync(STATUS_EVENT, body, client_id)
+def _hand_over(client_id: str, body: dict[str, Any]) -> None:
+    server().send_sync(STATUS_EVENT, body, client_id)
 
 
 def read() -> dict[str, Any]:

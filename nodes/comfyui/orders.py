@@ -20,10 +20,11 @@ from ...offload_core.sleep import EngineSleeper, MachineRecord, Sleeper
 from ...offload_core.values import Budget, EngineState, size_text
 from ..models.attachment import Attachment, attachment_of
 from ..models.registry import get_service
+from ..requests.gate import PromptHold, PromptRunsError
 from ..requests.records import OnUse
 from ..requests.sleep import SleepService, busy_error
 from .host import device_memory, device_room_bytes, prompt_queue
-from .sleeping import CoreModels, PromptRunsError, is_listed, nothing_runs, patcher_of
+from .sleeping import CoreModels, is_listed, patcher_of
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,18 @@ class CourierSleeper(EngineSleeper):
         return None if engine is None else _belongings.get(engine)
 
 
+_hold = PromptHold()
+
+
 @contextmanager
 def at_rest(wait: bool, check: Callable[[], None]) -> Iterator[None]:
     """While it is entered no prompt begins. Raises: BusyError, and what ``check`` does."""
+    queue = prompt_queue()
+    if queue is None:
+        yield
+        return
     try:
-        with nothing_runs(wait, check):
+        with _hold.held(queue, wait, check):
             yield
     except PromptRunsError:
         raise busy_error() from None

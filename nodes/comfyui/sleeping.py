@@ -1,12 +1,10 @@
-"""ComfyUI's own models as sleepers, and the moment at which nothing of it runs."""
+"""ComfyUI's own models as sleepers."""
 
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_base
@@ -17,11 +15,7 @@ from ...offload_core.sleep import Held, Sleeper
 from ...offload_core.values import size_text
 from ..models.attachment import attachment_of
 from ..models.registry import slug
-from .host import prompt_queue
 
-_POLL_SECONDS = 0.02
-_PATIENCE_SECONDS = 3600.0
-_TIDYING_SECONDS = 30.0
 _NOT_LOADED = Held(0)
 DIFFUSION_MODEL = "diffusion model"
 
@@ -241,51 +235,6 @@ def kind_of(inner: Any) -> str:
     if hasattr(inner, "decode") and hasattr(inner, "encode"):
         return "VAE"
     return "model"
-
-
-class PromptRunsError(Exception):
-    """A prompt runs."""
-
-
-@contextmanager
-def nothing_runs(wait: bool, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """While this is entered no prompt begins: check and act under the queue's own lock.
-
-    That no prompt is running is not enough. Between two prompts, and for ``/free``, the thread that
-    runs them unloads models and cleans up without that lock; so it has to be where it waits for the
-    next prompt, which it can only leave with the lock.
-
-    Args:
-        wait: until the queue is empty; otherwise PromptRunsError while there is a prompt.
-        check: called while this waits; what it raises ends the wait.
-    Threads: any but the one that runs prompts.
-    """
-    queue = prompt_queue()
-    if queue is None:
-        yield
-        return
-    started = time.monotonic()
-    while True:
-        with queue.mutex:
-            if _is_at_rest(queue):
-                yield
-                return
-            has_prompts = bool(queue.currently_running or queue.queue)
-        # Without a prompt it is tidying up, and comes to rest in a moment.
-        patience = _PATIENCE_SECONDS if wait else 0.0 if has_prompts else _TIDYING_SECONDS
-        if time.monotonic() - started >= patience:
-            raise PromptRunsError
-        check()
-        time.sleep(_POLL_SECONDS)
-
-
-def _is_at_rest(queue: Any) -> bool:
-    """Whether the thread that runs prompts waits for one. The queue's lock is held."""
-    if queue.currently_running or queue.queue or queue.flags:
-        return False
-    # Of threading.Condition: who waits, and was not told to go on. Nobody else waits there.
-    waiters = getattr(queue.not_empty, "_waiters", None)
-    return waiters is None or len(waiters) > 0
 
 
 def is_listed(inner: Any) -> bool:

@@ -6,6 +6,7 @@ the OpenAPI document cannot tell anything else than what the routes do.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from ..requests.records import KEEP, Keep
 from .guards import RefusedError
 
 BODY_LIMIT_BYTES = 64 * 1024
+SILENCE_SECONDS = 30.0
 ID_LIMIT = 200
 ALL = "all"
 _SHOWN_NAMES = 5
@@ -223,9 +225,12 @@ async def read_body(request: web.Request, limit_bytes: int = BODY_LIMIT_BYTES) -
             # A middleware of another pack may have read it; then aiohttp has kept it.
             body += await request.read()
         while not request.content.at_eof():
-            body += await request.content.readany()
+            body += await asyncio.wait_for(request.content.readany(), SILENCE_SECONDS)
             if len(body) > limit_bytes:
                 break
+    except asyncio.TimeoutError:  # its own class before Python 3.11
+        text = f"nothing more of the body came for {SILENCE_SECONDS:.0f} s"
+        raise RefusedError(400, "body_broken", text) from None
     # Which of them it is depends on aiohttp's version and on where the connection broke.
     except (aiohttp.ClientError, web.RequestPayloadError, HttpProcessingError, ConnectionError):
         raise RefusedError(400, "body_broken", "the body did not arrive as announced") from None
@@ -234,7 +239,7 @@ async def read_body(request: web.Request, limit_bytes: int = BODY_LIMIT_BYTES) -
     return bytes(body)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, decoder: type[json.JSONDecoder] = json.JSONDecoder) -> dict[str, Any]:
     """The one JSON object that ``body`` is.
 
     Raises: RefusedError (400), with the reason.
@@ -244,6 +249,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(
             body.decode("utf-8"),
+            cls=decoder,
             object_pairs_hook=_object,
             parse_constant=_no_constant,
             parse_float=_finite,

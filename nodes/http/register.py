@@ -18,13 +18,19 @@ from ..requests.records import BudgetControl, ModelControl
 from ..runs.follower import RunFollower
 from ..runs.service import RunService
 from .answers import error_answer, json_answer, method_answer
-from .guards import Guards
+from .guards import Guards, peer_of
 from .openapi import document
 from .request_routes import OrderRoute, budget_routes, order_routes
 from .run_routes import RunDoor, RunPath
 from .table import MODELS, OPENAPI, PREFIX, ROUTES, STATUS, RouteSpec
 
 logger = logging.getLogger("courier")
+
+Listen = Callable[[str, "str | None"], None]
+
+
+def _nobody_listens(client_id: str, address: str | None) -> None:
+    """There are no events."""
 
 
 class ReadRoute:
@@ -37,12 +43,12 @@ class ReadRoute:
         self,
         spec: RouteSpec,
         read: Callable[[], Any],
-        listen: Callable[[str], None] = lambda client_id: None,
+        listen: Listen = _nobody_listens,
     ) -> None:
         """
         Args:
             read: gives the body, ready for JSON; it may block.
-            listen: called with the id of a client that asks for events.
+            listen: called with the id and the address of a client that asks for events.
         """
         self.spec = spec
         self._read = read
@@ -53,7 +59,9 @@ class ReadRoute:
         what, name = self.spec.what, self.spec.name
         if request.method not in self.spec.methods:
             return method_answer(request.method, self.spec.methods, f"{what} is read with GET")
-        self._listen(request.headers.get(CLIENT_HEADER, ""))
+        client_id = request.headers.get(CLIENT_HEADER)
+        if client_id is not None:
+            self._listen(client_id, peer_of(request))
         try:
             # Reading the limits of the host and the driver's memory may block.
             body = await asyncio.to_thread(self._body)
@@ -75,7 +83,7 @@ def register_routes(
     control: ModelControl | None = None,
     guards: Guards | None = None,
     budgets: BudgetControl | None = None,
-    listen: Callable[[str], None] = lambda client_id: None,
+    listen: Listen = _nobody_listens,
     runs: RunService | None = None,
 ) -> bool:
     """Add our routes to ``routes``, unless they are there.
@@ -89,7 +97,7 @@ def register_routes(
         control: without one, only the status is registered.
         guards: who may change a state; by default as the environment says.
         budgets: without them, no route asks for a plan or sets a budget.
-        listen: called with the id of a client that asks for events.
+        listen: called with the id and the address of a client that asks for events.
         runs: without it, no workflow is run.
     Returns: whether this copy of the pack answers.
     """
@@ -126,7 +134,7 @@ def _routes(
     control: ModelControl | None,
     guards: Guards,
     budgets: BudgetControl | None,
-    listen: Callable[[str], None],
+    listen: Listen,
     runs: RunService | None,
 ) -> list[OurRoute]:
     """What this copy answers, in the order of the table: the status is the first one looked for."""

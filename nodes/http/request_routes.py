@@ -27,10 +27,9 @@ from ..requests.records import (
 from .answers import error_answer, error_body, json_answer, method_answer
 from .bodies import names_text, parse_object, read_body, read_fields
 from .guards import Guards, RefusedError
+from .own_thread import in_own_thread
 from .table import BUDGET, CANCEL, PLAN, RELEASE, RESUME, SLEEP, WAKE, RouteSpec
 
-# Orders that wait for the end of a prompt each hold one of the server's threads, of which there
-# are five on a machine with one core. The status and ComfyUI itself need some of them.
 MOST_ORDERS = 3
 ASLEEP = "asleep"
 
@@ -58,8 +57,8 @@ class Orders:
             raise BusyError("other orders are still being carried out; ask again later")
 
     async def carry_out(self, call: Call) -> dict[str, Any]:
-        """Run ``call`` in a thread and wait for it. Raises what it raises."""
-        task = asyncio.create_task(asyncio.to_thread(call))
+        """Run ``call`` in a thread of its own and wait for it. Raises what it raises."""
+        task = asyncio.create_task(in_own_thread("courier-order", call))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         # shield: cancelling the handler must neither cancel an order that waits for a thread, nor

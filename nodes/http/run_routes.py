@@ -15,8 +15,8 @@ from ..runs.run_json import brief_json, run_json
 from ..runs.service import QueueFullError, RunService, UnknownRunError
 from ..runs.state import Event
 from .answers import HEADERS, error_answer, error_body, json_answer, method_answer
-from .bodies import parse_object, read_body, read_fields
 from .guards import Guards, RefusedError
+from .large_bodies import LargeBodies
 from .run_table import CANCEL_RUN, LIST_RUNS, READ_RUN, RUN_EVENTS, START_RUN
 from .table import RouteSpec
 
@@ -78,6 +78,7 @@ class RunDoor:
         self._guards = guards
         self._begin_to_follow = begin_to_follow
         self._listeners = 0
+        self._bodies = LargeBodies()
 
     def paths(self) -> tuple[RunPath, ...]:
         """One for each path."""
@@ -104,11 +105,9 @@ class RunDoor:
         if request.query_string:
             text = "there are no parameters in the address; fields go into the body"
             raise RefusedError(400, "unknown_field", text)
-        # A prompt may be as large here as at ComfyUI's own route (--max-upload-size); its parsing
-        # then takes a moment, and does not hold up everybody else.
+        # A prompt may be as large here as at ComfyUI's own route (--max-upload-size).
         limit = max(START_RUN.body_limit_bytes, request.client_max_size)
-        body = await asyncio.to_thread(parse_object, await read_body(request, limit))
-        fields = read_fields(body, START_RUN.fields or ())
+        fields = await self._bodies.fields(request, START_RUN, limit)
         order = RunOrder(**{**fields, "on_use": OnUse(fields["on_use"])})
         # Last: whoever is refused above has taken nothing from those who are not.
         self._guards.rate.take()

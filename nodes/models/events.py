@@ -6,7 +6,9 @@ when something of the status did that is not in the event, so that a client read
 
 from __future__ import annotations
 
+import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,7 +40,7 @@ CLIENT_HEADER = "Courier-Client"
 """With it, whoever reads the status or the list of models asks for events: the id of its websocket.
 Others are not told, since not every program takes messages that it does not know."""
 MOST_LISTENERS = 64
-_ID_LIMIT = 200
+MOST_OF_ADDRESS = 32
 _RESTS = frozenset({EngineState.UNLOADED, EngineState.LOADED, EngineState.ASLEEP})
 
 
@@ -69,27 +71,85 @@ def _mark(snapshot: EngineSnapshot, asked: AskedBudget | None) -> int:
 
 
 class Listeners:
-    """The clients that asked for events, the last MOST_LISTENERS of them.
+    """The clients that asked for events: websockets that are connected, and a few of each address.
 
-    Threads: any. A dict of Python's own: to put into it, to take out and to copy is one step each.
+    Who comes to a full place takes that of a client that is gone, or of an address that has more
+    than its own. So nobody can take them all, and whoever has a place keeps it from strangers.
+
+    Threads: any.
     """
 
-    def __init__(self) -> None:
-        self._ids: dict[str, None] = {}
+    def __init__(self, is_connected: Callable[[str], bool]) -> None:
+        self._is_connected = is_connected
+        self._lock = threading.Lock()
+        self._addresses: dict[str, str | None] = {}
+        """By client, the one that came first first."""
 
-    def add(self, client_id: str) -> None:
-        """That client listens from now on."""
-        if not 1 <= len(client_id) <= _ID_LIMIT:
+    def add(self, client_id: str, address: str | None) -> None:
+        """That client listens from now on, if the server has such a websocket.
+
+        Args:
+            address: of whoever asks; None where nobody can say.
+        """
+        if not self._is_connected(client_id):
             return
-        self._ids.pop(client_id, None)
-        self._ids[client_id] = None
-        for oldest in list(self._ids)[:-MOST_LISTENERS]:
-            self._ids.pop(oldest, None)
+        with self._lock:
+            if client_id in self._addresses:
+                return
+            counts = Counter(self._addresses.values())
+            if counts[address] >= MOST_OF_ADDRESS or len(self._addresses) >= MOST_LISTENERS:
+                self._forget_gone()
+                counts = Counter(self._addresses.values())
+            if counts[address] >= MOST_OF_ADDRESS:
+                return
+            if len(self._addresses) >= MOST_LISTENERS:
+                greedy, most = counts.most_common(1)[0]
+                if most <= counts[address] + 1:
+                    return
+                self._addresses.pop([i for i, of in self._addresses.items() if of == greedy][-1])
+            self._addresses[client_id] = address
 
     def among(self, connected: Iterable[str]) -> list[str]:
         """Those that are connected."""
         known = set(connected)
-        return [client_id for client_id in list(self._ids) if client_id in known]
+        with self._lock:
+            return [client_id for client_id in self._addresses if client_id in known]
+
+    def _forget_gone(self) -> None:
+        for client_id in [i for i in self._addresses if not self._is_connected(i)]:
+            del self._addresses[client_id]
+
+
+class Deliveries:
+    """Gives each client the last event, and one that does not read nothing before it does.
+
+    What ComfyUI sends goes through one queue for all: a message for a client whose connection is
+    full would hold up everybody else's.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self, has_room: Callable[[str], bool], hand_over: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        """``has_room``: whether all that a client was sent before is on its way."""
+        self._has_room = has_room
+        self._hand_over = hand_over
+        self._owed: set[str] = set()
+        self._last: dict[str, Any] | None = None
+
+    def send(self, clients: Iterable[str], body: dict[str, Any]) -> None:
+        """To all of them, or as soon as they read again."""
+        self._last, self._owed = body, set(clients)
+        self.send_owed(self._owed)
+
+    def send_owed(self, clients: Iterable[str]) -> None:
+        """The last event to those of ``clients`` that had no room for it."""
+        self._owed &= set(clients)
+        for client_id in sorted(self._owed):
+            if self._last is not None and self._has_room(client_id):
+                self._owed.discard(client_id)
+                self._hand_over(client_id, self._last)
 
 
 class Feed:
@@ -104,10 +164,13 @@ class Feed:
         read: Callable[[], dict[str, Any]],
         has_clients: Callable[[], bool],
         send: Callable[[dict[str, Any]], None],
+        send_owed: Callable[[], None] = lambda: None,
     ) -> None:
+        """``send_owed``: called where there is nothing new."""
         self._read = read
         self._has_clients = has_clients
         self._send = send
+        self._send_owed = send_owed
         self._last: dict[str, Any] | None = None
         self._changed_at = 0.0
 
@@ -126,6 +189,7 @@ class Feed:
             self._last, self._changed_at = body, now_seconds
             self._send(body)
             return LEAST_SECONDS
+        self._send_owed()
         restless = now_seconds - self._changed_at < _RESTLESS_SECONDS or moves(body["models"])
         return LEAST_SECONDS if restless else REST_SECONDS
 

@@ -105,10 +105,10 @@ def test_other_methods_are_refused_in_json(routes: Any, service: Any, method: st
 
 def test_who_reads_with_the_id_of_its_websocket_asks_for_events(routes: Any, service: Any) -> None:
     table, heard = web.RouteTableDef(), []
-    routes.register_routes(table, service, listen=heard.append)
+    routes.register_routes(table, service, listen=lambda *who: heard.append(who))
     assert ask(table, headers={"Courier-Client": "page-1"})[0] == 200
     assert ask(table)[0] == 200
-    assert heard == ["page-1", ""]
+    assert heard == [("page-1", "127.0.0.1")]
 
 
 def test_head_is_answered(routes: Any, service: Any) -> None:

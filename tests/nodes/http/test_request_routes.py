@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -648,6 +649,8 @@ def test_orders_that_wait_leave_threads_for_others(
             await talk(client)
 
     async def talk(client: TestClient[Any, Any]) -> None:
+        # As small a pool as there can be: a single order in it would keep everybody out.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         waiting = []
         for _ in range(3):
             call = request(client, SLEEP, b'{"when": "idle"}', JSON, "POST")

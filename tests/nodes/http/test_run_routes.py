@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -379,3 +380,99 @@ def test_a_client_that_does_not_read_is_not_waited_for(pack: Any, monkeypatch: A
 
     with pytest.raises(TimeoutError):
         asyncio.run(module._write(Stuck(), b"x"))
+
+
+def large(count: int) -> bytes:
+    """A workflow of more than a small body's length."""
+    return json.dumps({"prompt": PROMPT, "workflow": {"a": ["x" * 20] * count}}).encode()
+
+
+class Parser:
+    """The parser, with a gate: how many bodies are in it, and in which threads."""
+
+    def __init__(self, pack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = pack.module("nodes.http.large_bodies")
+        self._parse = module.parse_object
+        self.may_parse = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.inside = self.most_inside = 0
+        self.threads: set[str] = set()
+        monkeypatch.setattr(module, "parse_object", self)
+
+    def __call__(self, body: bytes, decoder: Any) -> Any:
+        self.threads.add(threading.current_thread().name)
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        self.entered.release()
+        assert self.may_parse.wait(30)
+        self.inside -= 1
+        return self._parse(body, decoder)
+
+
+def test_large_bodies_are_parsed_one_by_one_beside_the_loop_and_others_are_answered(
+    door: Door, pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = Parser(pack, monkeypatch)
+
+    async def conversation(client: TestClient[Any, Any]) -> list[int]:
+        async def post() -> int:
+            async with client.post(RUNS, data=io.BytesIO(large(1000)), headers=JSON) as reply:
+                return reply.status
+
+        tasks = [asyncio.create_task(post()) for _ in range(8)]
+        assert await asyncio.to_thread(parser.entered.acquire, True, 20)
+        async with client.get(RUNS) as reply:
+            assert reply.status == 200, "while one body stands in the parser"
+        assert await post() == 429, "more than so many are not held"
+        parser.may_parse.set()
+        return [await task for task in tasks]
+
+    try:
+        assert door.talk(conversation) == [202] * 8
+    finally:
+        parser.may_parse.set()
+    assert parser.most_inside == 1
+    assert parser.threads == {"courier-body"}
+    assert len(door.studio.service.records()) == 8
+
+
+def test_a_body_of_more_lists_than_the_collector_can_look_at_is_refused(door: Door) -> None:
+    body = b'{"prompt": {"a": [' + b"[]," * 300_000 + b"1]}}"
+    status, _, answer = door.ask("POST", RUNS, body)
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    assert "250,000 lists and objects" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"a": NaN}', "invalid_json"),
+        ('{"a": 1, "a": 2}', "invalid_json"),
+        ('{"a": 1e999}', "invalid_json"),
+        ('{"a": [1, 2}', "invalid_json"),
+        ('{"a": ' + "[" * 20_000, "invalid_json"),
+        ('{"a": 1}', "unknown_field"),
+        ('["a"]', "invalid_json"),
+    ],
+)
+def test_a_large_body_is_refused_as_a_small_one_is(door: Door, text: str, code: str) -> None:
+    answers = [door.ask("POST", RUNS, (text + " " * more).encode()) for more in (0, 40_000)]
+    small, big = [(status, answer["error"]) for status, _, answer in answers]
+    assert small == big
+    assert (small[0], small[1]["code"]) == (400, code)
+
+
+def test_a_body_that_stops_coming_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door.pack.module("nodes.http.bodies"), "SILENCE_SECONDS", 0.05)
+
+    async def conversation(client: TestClient[Any, Any]) -> bytes:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        head = f"POST {RUNS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n"
+        writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n{")
+        answer = await reader.readuntil(b"}}")
+        writer.close()
+        return answer
+
+    answer = door.talk(conversation)
+    assert b"400" in answer
+    assert b"body_broken" in answer

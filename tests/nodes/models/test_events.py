@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -132,13 +132,86 @@ def test_an_event_of_300_layers_takes_next_to_nothing(
     assert min(seconds) < 0.02
 
 
-def test_only_who_asked_is_told_and_the_list_does_not_grow(events: Any) -> None:
-    listeners = events.Listeners()
-    for client_id in ("page", "", "x" * 300, "other", "page"):
-        listeners.add(client_id)
-    assert listeners.among(["page", "script", "other"]) == ["other", "page"]
+def listeners_of(events: Any, connected: Sequence[str]) -> Any:
+    return events.Listeners(lambda client_id: client_id in connected)
+
+
+def test_only_who_asked_and_is_connected_is_told(events: Any) -> None:
+    listeners = listeners_of(events, ["page", "script", "other"])
+    for client_id in ("page", "", "made up", "other", "page"):
+        listeners.add(client_id, "::1")
+    assert listeners.among(["page", "script", "other"]) == ["page", "other"]
     assert listeners.among([]) == []
+
+
+def test_made_up_ids_take_nobodys_place(events: Any) -> None:
+    listeners = listeners_of(events, ["page"])
+    listeners.add("page", "::1")
     for number in range(1000):
-        listeners.add(str(number))
-    assert len(listeners.among(map(str, range(1000)))) == events.MOST_LISTENERS
-    assert listeners.among(["page", "999"]) == ["999"]
+        listeners.add(str(number), "10.0.0.9")
+    assert listeners.among(["page", *map(str, range(1000))]) == ["page"]
+
+
+def test_one_address_has_a_bounded_number_of_places_and_no_page_loses_its_own(events: Any) -> None:
+    connected = ["page", *map(str, range(1000)), "late"]
+    listeners = listeners_of(events, connected)
+    listeners.add("page", "10.0.0.1")
+    for number in range(1000):
+        listeners.add(str(number), f"10.0.0.{2 + number % 3}")
+    told = listeners.among(connected)
+    assert told[0] == "page"
+    assert len(told) == events.MOST_LISTENERS
+    listeners.add("late", "10.0.0.9")
+    told = listeners.among(connected)
+    assert {"page", "late"} <= set(told), "who has none yet takes one of those who have many"
+    assert len(told) == events.MOST_LISTENERS
+
+
+def test_the_place_of_a_client_that_is_gone_is_free(events: Any) -> None:
+    connected = [str(number) for number in range(events.MOST_OF_ADDRESS)]
+    listeners = listeners_of(events, connected)
+    for client_id in connected:
+        listeners.add(client_id, "::1")
+    connected.append("new")
+    listeners.add("new", "::1")
+    assert "new" not in listeners.among(connected)
+    connected.remove("0")
+    listeners.add("new", "::1")
+    assert "new" in listeners.among(connected)
+
+
+def test_who_does_not_read_is_passed_over_alone_and_gets_the_last_when_it_reads(
+    events: Any,
+) -> None:
+    full, sent = {"slow"}, []
+    mail = events.Deliveries(lambda i: i not in full, lambda i, body: sent.append((i, body["n"])))
+    for number in range(3):
+        mail.send(["page", "slow"], {"n": number})
+        mail.send_owed(["page", "slow"])
+    assert sent == [("page", 0), ("page", 1), ("page", 2)]
+    full.clear()
+    mail.send_owed(["page", "slow"])
+    mail.send_owed(["page", "slow"])
+    assert sent[3:] == [("slow", 2)]
+
+
+def test_who_went_away_while_it_did_not_read_is_owed_nothing(events: Any) -> None:
+    sent: list[str] = []
+    full = {"slow"}
+    mail = events.Deliveries(lambda i: i not in full, lambda i, body: sent.append(i))
+    mail.send(["slow"], {})
+    mail.send_owed([])
+    full.clear()
+    mail.send_owed(["slow"])
+    assert sent == []
+
+
+def test_the_feed_looks_after_those_it_owes_where_nothing_is_new(events: Any) -> None:
+    looked: list[str] = []
+    body = {"models": []}
+    feed = events.Feed(
+        lambda: body, lambda: True, lambda _: looked.append("new"), lambda: looked.append("owed")
+    )
+    for second in range(3):
+        feed.look(float(second))
+    assert looked == ["new", "owed", "owed"]
