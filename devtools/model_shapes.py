@@ -140,3 +140,18 @@ def clip_l(depth: int = 12, width: int = 768) -> Shapes:
         shapes |= _layer(f"{layer}.mlp.fc2", width, 4 * width)
     shapes |= _layer("final_layer_norm", width)
     return _prefixed("text_model.", shapes) | {"text_projection.weight": (width, width)}
+
+
+def t5_base(depth: int = 12, width: int = 768) -> Shapes:
+    """The encoder of T5-base, as audio models use it; ComfyUI fixes every size of it."""
+    shapes: Shapes = {"shared.weight": (32128, width)}
+    for index in range(depth):
+        layer = f"encoder.block.{index}.layer"
+        shapes |= {f"{layer}.0.SelfAttention.{part}.weight": (width, width) for part in "qkvo"}
+        if index == 0:
+            shapes[f"{layer}.0.SelfAttention.relative_attention_bias.weight"] = (32, 12)
+        shapes[f"{layer}.0.layer_norm.weight"] = (width,)
+        shapes[f"{layer}.1.DenseReluDense.wi.weight"] = (4 * width, width)
+        shapes[f"{layer}.1.DenseReluDense.wo.weight"] = (width, 4 * width)
+        shapes[f"{layer}.1.layer_norm.weight"] = (width,)
+    return shapes | {"encoder.final_layer_norm.weight": (width,)}

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from devtools.console import Progress, say
-from devtools.model_shapes import Shape, Shapes, clip_l, sd3, sd15_unet, wan
+from devtools.model_shapes import Shape, Shapes, clip_l, sd3, sd15_unet, t5_base, wan
 from devtools.vae_shapes import wan_vae
 
 MANIFEST_NAME = "courier-small-models.json"
@@ -103,6 +103,25 @@ def write_wan_vae(
 
 def write_clip_l(path: Path, dtype: torch.dtype = torch.float16, seed: int = 0) -> Path:
     return _write(path, clip_l(), dtype, seed)
+
+
+def write_t5_base(path: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Path:
+    """220 MB in bfloat16: for tests in which it is another kind of encoder than CLIP."""
+    return _write(path, t5_base(), dtype, seed)
+
+
+def write_clip_lora(path: Path, rank: int = 4, strength: float = 0.5, seed: int = 0) -> Path:
+    """A LoRA on the attention and the MLP of every layer of CLIP-L."""
+    tensors = {}
+    for name, shape in clip_l().items():
+        if ".encoder.layers." not in name or len(shape) != 2:
+            continue
+        stem = f"lora_te_{name.removesuffix('.weight').replace('.', '_')}"
+        down = _fill(f"{stem}.lora_down.weight", (rank, shape[1]), seed)
+        up = _fill(f"{stem}.lora_up.weight", (shape[0], rank), seed)
+        tensors[f"{stem}.lora_down.weight"] = down.to(torch.bfloat16)
+        tensors[f"{stem}.lora_up.weight"] = (up * strength).to(torch.bfloat16)
+    return _save(Path(path), tensors)
 
 
 def write_lora(

@@ -11,6 +11,7 @@ from .comfyui.orders import get_orders
 from .comfyui.prompts import on_prompt
 from .comfyui.queue import ComfyQueue, look_at_models
 from .graph import budget as budget_nodes
+from .graph import encoders as encoder_nodes
 from .graph import loaders as loader_nodes
 from .graph import sleep as sleep_nodes
 from .graph import status as status_nodes
@@ -21,6 +22,7 @@ from .runs.service import RunService
 ALL_NODES: list[type[io.ComfyNode]] = [
     *budget_nodes.NODES,
     *loader_nodes.NODES,
+    *encoder_nodes.NODES,
     *sleep_nodes.NODES,
     *status_nodes.NODES,
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import comfy.cli_args
 import comfy.model_management
+import comfy.sd
 import folder_paths
 import torch
 from aiohttp import web
@@ -53,6 +54,16 @@ def settings_text() -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def choices_of(core_class: str, name: str) -> tuple[str, ...]:
+    """What a node of the core's offers for an input; where the core's nodes are not loaded, all of
+    its types of text encoders."""
+    known = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
+    node = known.get(core_class)
+    if node is None:
+        return tuple(one.name.lower() for one in comfy.sd.CLIPType)
+    return tuple(node.INPUT_TYPES()["required"][name][0])
 
 
 def device_memory() -> tuple[torch.device, DeviceMemory]:

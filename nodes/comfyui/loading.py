@@ -1,58 +1,34 @@
-"""Loading a diffusion model under a budget: open, build, attach, register."""
+"""Loading a model under a budget: open, build, attach, register. One function for each loader."""
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import comfy.model_management
-import folder_paths
 import torch
 
-from ...offload_core.device import backend_for
-from ...offload_core.host import FileIdentity, resolve_shards
-from ...offload_core.run import attach
-from ...offload_core.values import Budget, CourierError, EngineConfig, read_switches
-from ..models.attachment import ATTRIBUTE, Attachment, asked_host_bytes, automatic_host_bytes
-from ..models.registry import AskedBudget, AskedBy, get_service
-from .build.diffusion import BuiltModel, build_diffusion_model, open_checkpoint
-from .orders import before_use, remember
+from ...offload_core.values import Budget
+from ..models.registry import DIFFUSION_MODEL, TEXT_ENCODER, AskedBy, Origin
+from .build.diffusion import build_diffusion_model, open_checkpoint
+from .build.text_encoder import build_text_encoder
+from .encoding import add_encoder_runs, take_over
+from .files import offered_name, path_of
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers
+from .wrapping import Devices, Order, diffusion_devices, host_limit_bytes, wrap
 
 WEIGHT_DTYPES = ("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
 """As the core's own loader offers them."""
-
-
-def diffusion_model_names() -> list[str]:
-    """The files that the core's own loader would offer."""
-    return folder_paths.get_filename_list("diffusion_models")
-
-
-def offered_name(name: str) -> str | None:
-    """The offered file that ``name`` means; None if there is none.
-
-    A workflow saved on Windows says ``sub\\model.safetensors`` and one saved elsewhere
-    ``sub/model.safetensors``. Only ever an entry of the list, so no name leads out of the folders.
-    """
-    names = diffusion_model_names()
-    if name in names:
-        return name
-    wanted = name.replace("\\", "/")
-    return next((known for known in names if known.replace("\\", "/") == wanted), None)
-
-
-def file_fingerprint(name: str) -> str:
-    """What changes when a file of the model does: ComfyUI then runs the loader node again."""
-    path = _path_of(name)
-    try:
-        files = resolve_shards(path)
-    except CourierError:
-        files = (path,)  # the loader itself will say what is wrong with it
-    return " ".join(_identity_text(file) for file in files)
+DEVICES = ("default", "cpu")
+"""The same, of its loaders of text encoders."""
+ENCODER_FOLDER = "text_encoders"
+ENCODER_LOADERS = {
+    1: "CourierLoadCLIP",
+    2: "CourierLoadDualCLIP",
+    3: "CourierLoadTripleCLIP",
+    4: "CourierLoadQuadrupleCLIP",
+}
+"""Our loaders by the number of their files."""
 
 
 def load_diffusion_model(
@@ -64,7 +40,7 @@ def load_diffusion_model(
         asked_by: who chose the budget, for the status.
     Raises: CheckpointError, naming the file, with nothing left behind.
     """
-    path = _path_of(name)
+    path = path_of(name)
     requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
                  "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip
     limit_bytes = host_limit_bytes(budget)
@@ -74,77 +50,49 @@ def load_diffusion_model(
         limit_bytes,
         fp8_optimizations=weight_dtype.endswith("_fast"),
     )
-    patcher = wrap(built, path, budget)
-    patcher.attachment.asked_by = asked_by
-    patcher.attachment.source = (offered_name(name) or name, weight_dtype)
-    return patcher
-
-
-def wrap(built: BuiltModel, path: Path, budget: Budget) -> CourierPatcher:
-    """A patcher over ``built``, with an engine of its own."""
-    device = comfy.model_management.get_torch_device()
-    switches = read_switches(os.environ)
-    backend = backend_for(device, switches.pretend_device_bytes)
-    engine = attach(
-        built.model,
-        backend,
-        built.mappings,
-        EngineConfig(switches=switches),
-        name=path.stem,
-        notes=(built.note,) if built.note else (),
-        budget=budget,
-        device_dtypes=built.stored_dtypes,
-    )
-    attachment = Attachment(
-        engine=engine,
-        budget=budget,
-        stored_dtypes=built.stored_dtypes,
-        homes=dict(built.model.named_parameters(remove_duplicate=False)),
-        switches=switches,
-        measures_activations=backend.activation_peak_bytes() is not None,
-        share=get_service().share_of(str(device), budget) if budget.shared else None,
-    )
-    model: Any = built.model
-    setattr(model, ATTRIBUTE, attachment)
-    patcher = CourierPatcher(
-        model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
-    )
+    inputs = (("unet_name", offered_name(name) or name), ("weight_dtype", weight_dtype))
+    origin = Origin(DIFFUSION_MODEL, "CourierLoadDiffusionModel", inputs)
+    patcher = wrap(built, Order((path,), budget, origin, asked_by), diffusion_devices())
     add_run_wrappers(patcher)
-    attachment.model_id = get_service().register(
-        engine, path.stem, path.name, backend, asked_of(attachment)
-    )
-    attachment.before_use = before_use
-    remember(patcher, attachment)
     return patcher
 
 
-def asked_of(attachment: Attachment) -> Callable[[], AskedBudget | None]:
-    """The budget asked for, for as long as the model lives."""
-    reference = weakref.ref(attachment)
+def load_text_encoder(
+    names: Sequence[str],
+    clip_type: str,
+    device: str,
+    budget: Budget,
+    asked_by: AskedBy = AskedBy.NODE,
+) -> Any:
+    """A CLIP of ComfyUI's out of one to four files, with its weights left in them.
 
-    def asked() -> AskedBudget | None:
-        found = reference()
-        if found is None:
-            return None
-        return AskedBudget(found.budget, found.asked_by, found.is_asked_anew, found.remarks)
+    Args:
+        clip_type: as ComfyUI's own loaders name it.
+        device: of ``DEVICES``.
+        asked_by: who chose the budget, for the status.
+    Raises: CheckpointError, naming the file, with nothing left behind.
+    """
+    paths = tuple(path_of(name, ENCODER_FOLDER) for name in names)
+    limit_bytes = host_limit_bytes(budget)
+    found = build_text_encoder(
+        [open_checkpoint(path, limit_bytes) for path in paths], clip_type, device, limit_bytes
+    )
+    origin = _encoder_origin(names, clip_type, device)
+    theirs = found.clip.patcher
+    devices = Devices(theirs.load_device, theirs.offload_device)
+    patcher = wrap(found.built, Order(paths, budget, origin, asked_by), devices)
+    take_over(patcher, theirs)
+    add_encoder_runs(patcher.model)
+    found.clip.patcher = patcher
+    return found.clip
 
-    return asked
 
-
-def host_limit_bytes(budget: Budget) -> int:
-    """The host budget as a figure; of one of 0, which locks nothing, what is free may be read, and
-    of one beyond all that the machine has, the same."""
-    switches = read_switches(os.environ)
-    return asked_host_bytes(budget, switches) or automatic_host_bytes(switches)
-
-
-def _path_of(name: str) -> Path:
-    return Path(folder_paths.get_full_path_or_raise("diffusion_models", offered_name(name) or name))
-
-
-def _identity_text(file: Path) -> str:
-    try:
-        identity = FileIdentity.of(file)
-    except OSError:
-        return "unreadable"
-    return f"{identity.device}:{identity.inode}:{identity.size_bytes}:{identity.mtime_ns}"
+def _encoder_origin(names: Sequence[str], clip_type: str, device: str) -> Origin:
+    known = [offered_name(name, ENCODER_FOLDER) or name for name in names]
+    if len(known) == 1:
+        inputs = [("clip_name", known[0])]
+    else:
+        inputs = [(f"clip_name{number}", name) for number, name in enumerate(known, 1)]
+    if len(known) < 3:
+        inputs += [("type", clip_type), ("device", device)]
+    return Origin(TEXT_ENCODER, ENCODER_LOADERS[len(known)], tuple(inputs))

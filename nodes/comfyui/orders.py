@@ -19,7 +19,7 @@ from ...offload_core.run import LayerEngine
 from ...offload_core.sleep import EngineSleeper, MachineRecord, Sleeper
 from ...offload_core.values import Budget, EngineState, size_text
 from ..models.attachment import Attachment, attachment_of
-from ..models.registry import get_service
+from ..models.registry import Origin, get_service
 from ..requests.gate import PromptHold, PromptRunsError
 from ..requests.records import OnUse
 from ..requests.sleep import SleepService, busy_error
@@ -114,7 +114,7 @@ class ComfyHost:
     def sleepers(self) -> Sequence[Sleeper]:
         """Ours, then those that the core loaded."""
         ours: list[Sleeper] = [
-            CourierSleeper(engine, model_id, name, "diffusion model")
+            CourierSleeper(engine, model_id, name, get_service().origin_of(model_id).kind)
             for model_id, name, engine in get_service().engines()
         ]
         return [*ours, *self.core.sleepers()]
@@ -213,15 +213,7 @@ def _refusal_of(nodes: Sequence[tuple[Any, dict[str, Any]]]) -> str | None:
     """``nodes``: kind and inputs of each; nobody has checked them yet."""
     if any(kind == "CourierWakeModel" for kind, _ in nodes):
         return None
-    # An input that is a link is a list: what comes of it is not known yet.
-    wanted = {
-        (inputs.get("unet_name"), inputs.get("weight_dtype"))
-        for kind, inputs in nodes
-        if kind == "CourierLoadDiffusionModel"
-        and isinstance(inputs.get("unet_name"), str)
-        and isinstance(inputs.get("weight_dtype"), str)
-    }
-    asleep = _asleep_of(wanted)
+    asleep = _asleep_of(nodes)
     orders = [inputs for kind, inputs in nodes if kind == "CourierSleepModel"]
     if orders and all(inputs.get("on_use") == OnUse.WAKE.value for inputs in orders):
         # The user's later word: the workflow that put them to sleep says now that use wakes them.
@@ -231,31 +223,23 @@ def _refusal_of(nodes: Sequence[tuple[Any, dict[str, Any]]]) -> str | None:
     return get_orders().refusal(asleep)
 
 
-def _asleep_of(wanted: set[tuple[Any, Any]]) -> list[str]:
-    """Ids of the sleeping models that loaders with these inputs would find in ComfyUI's cache."""
-    asleep: dict[tuple[str, str], list[str]] = {}
+def _asleep_of(nodes: Sequence[tuple[Any, dict[str, Any]]]) -> list[str]:
+    """Ids of the sleeping models that these loaders would find in ComfyUI's cache."""
+    asleep: dict[Origin, list[str]] = {}
     awake = set()
     for model_id, _, engine in get_service().engines():
-        found = _belongings.get(engine)
-        attachment = found.attachment() if found is not None else None
-        if attachment is None or attachment.source is None:
-            continue
+        origin = get_service().origin_of(model_id)
         if engine.state is not EngineState.ASLEEP:
-            awake.add(attachment.source)
+            awake.add(origin)
         elif not engine.file_problem():  # of a file that changed, the loader makes a new model
-            asleep.setdefault(attachment.source, []).append(model_id)
+            asleep.setdefault(origin, []).append(model_id)
+    # An input that is a link is a list: what comes of it is not known yet, and it is no such text.
     return [
         model_id
-        for source, ids in asleep.items()
+        for origin, ids in asleep.items()
         for model_id in ids
-        if source not in awake
-        and any(_same_name(name, source[0]) and dtype == source[1] for name, dtype in wanted)
+        if origin not in awake and any(origin.is_made_by(kind, inputs) for kind, inputs in nodes)
     ]
-
-
-def _same_name(given: Any, offered: str) -> bool:
-    """Whichever separator the workflow was saved with."""
-    return isinstance(given, str) and given.replace("\\", "/") == offered.replace("\\", "/")
 
 
 def before_use(model_id: str) -> None:

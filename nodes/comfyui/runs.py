@@ -6,6 +6,8 @@ patcher or an engine would keep the model alive in every clone's options.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import comfy.model_management
@@ -13,7 +15,7 @@ import comfy.sampler_helpers
 from comfy.patcher_extension import WrappersMP
 
 from ...offload_core.values import EngineState
-from ..models.attachment import attachment_of
+from ..models.attachment import Attachment, attachment_of
 
 KEY = "courier"
 
@@ -60,12 +62,19 @@ def _run(executor: Any, guider: Any, *args: Any, **kwargs: Any) -> Any:
     if attachment is None:
         return executor(guider, *args, **kwargs)
     # A sampler inside a sampler runs in the outer one's run.
-    engine = attachment.engine
-    if engine.state is not EngineState.LOADED:
+    if attachment.engine.state is not EngineState.LOADED:
         return executor(guider, *args, **kwargs)
+    with run_of(attachment):
+        return executor(guider, *args, **kwargs)
+
+
+@contextmanager
+def run_of(attachment: Attachment) -> Iterator[None]:
+    """A run of the model's engine that ComfyUI may interrupt; what it took is remembered."""
+    engine = attachment.engine
     try:
         with engine.run(comfy.model_management.throw_exception_if_processing_interrupted):
-            return executor(guider, *args, **kwargs)
+            yield
     finally:
         need = engine.activation_need_bytes
         if need is not None and attachment.shape is not None:
@@ -73,21 +82,27 @@ def _run(executor: Any, guider: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _pass(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    """One forward of the model: measured, and tried once more when the device was full."""
+    """One forward of a diffusion model."""
     attachment = attachment_of(executor.class_obj)
     if attachment is None:
         return executor(*args, **kwargs)
+    return one_pass(attachment, lambda: executor(*args, **kwargs))
+
+
+def one_pass(attachment: Attachment, call: Callable[[], Any]) -> Any:
+    """``call`` passes through the model once: measured, and tried once more when the device was
+    full."""
     if attachment.private:
         # Hooked weights stand in for the engine's own until the run ends: the plan stays as it is.
-        return executor(*args, **kwargs)
+        return call()
     again = False
     try:
-        result = executor(*args, **kwargs)
+        result = call()
     except Exception as error:
         again = attachment.engine.give_way(error)
         if not again:
             raise
     if again:  # outside the handler, so that nothing of the pass that failed is held any more
-        result = executor(*args, **kwargs)
+        result = call()
     attachment.end_pass()
     return result

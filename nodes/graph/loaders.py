@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ...offload_core.values import Budget, ConfigError
-from ..comfyui.host import settings_text
-from ..comfyui.loading import (
-    WEIGHT_DTYPES,
-    diffusion_model_names,
-    file_fingerprint,
-    load_diffusion_model,
-    offered_name,
-)
+from ..comfyui.files import fingerprint_of, names_in
+from ..comfyui.loading import WEIGHT_DTYPES, load_diffusion_model
 from ..comfyui.orders import refusal_of_prompt
-from ..default_budget import default_budget
-from ..models.registry import AskedBy
-from .budget import BudgetType, CourierBudget
+from .budget import CourierBudget
+from .chosen import budget_input, chosen_budget, refusal_of_choice, refusal_of_file
+
+_FOLDER = "diffusion_models"
 
 
 class CourierLoadDiffusionModel(io.ComfyNode):
@@ -33,7 +27,7 @@ class CourierLoadDiffusionModel(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "unet_name",
-                    options=diffusion_model_names(),
+                    options=names_in(_FOLDER),
                     tooltip="A file of models/diffusion_models. safetensors files stay on the "
                     "disk and are mapped; other formats are read into memory.",
                 ),
@@ -44,12 +38,7 @@ class CourierLoadDiffusionModel(io.ComfyNode):
                     tooltip="default keeps the file's own type, which needs no copy. An fp8 type "
                     "of a wider file converts it in memory, against the host budget.",
                 ),
-                BudgetType.Input(
-                    "budget",
-                    optional=True,
-                    tooltip="From Courier Budget. Without one, the default of ComfyUI's settings "
-                    "counts, and that is automatic as long as you set none.",
-                ),
+                budget_input(),
             ],
             outputs=[io.Model.Output(tooltip="For LoRA loaders, samplers and Courier Status.")],
         )
@@ -58,17 +47,13 @@ class CourierLoadDiffusionModel(io.ComfyNode):
     def validate_inputs(
         cls, unet_name: str | None = None, weight_dtype: str | None = None
     ) -> bool | str:
-        """In place of the core's own comparison, which knows one system's separator only.
-
-        None: the name comes from another node and is not known yet.
-        """
-        if unet_name is not None and (
-            not isinstance(unet_name, str) or offered_name(unet_name) is None
-        ):
-            return f"{unet_name!r} is not a file of models/diffusion_models"
-        if weight_dtype is not None and weight_dtype not in WEIGHT_DTYPES:
-            return f"weight_dtype is {weight_dtype!r}; choose one of {', '.join(WEIGHT_DTYPES)}"
-        return refusal_of_prompt() or True
+        """See ``refusal_of_file``. None: the name comes from another node, unknown so far."""
+        return (
+            refusal_of_file(unet_name, _FOLDER)
+            or refusal_of_choice("weight_dtype", weight_dtype, WEIGHT_DTYPES)
+            or refusal_of_prompt()
+            or True
+        )
 
     @classmethod
     def fingerprint_inputs(
@@ -78,21 +63,13 @@ class CourierLoadDiffusionModel(io.ComfyNode):
         budget: CourierBudget | None = None,
     ) -> str:
         """A file that was replaced or rewritten is loaded again, not refused from the cache."""
-        return file_fingerprint(unet_name) if isinstance(unet_name, str) else ""
+        return fingerprint_of([unet_name], _FOLDER) if isinstance(unet_name, str) else ""
 
     @classmethod
     def execute(
         cls, unet_name: str, weight_dtype: str, budget: CourierBudget | None = None
     ) -> io.NodeOutput:
-        if budget is not None and not isinstance(budget, CourierBudget):
-            raise ConfigError(
-                f"budget is {type(budget).__name__}; connect a Courier Budget node or leave it open"
-            )
-        if budget is not None:
-            return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, budget.budget))
-        chosen = default_budget(settings_text())
-        by = AskedBy.NODE if chosen == Budget() else AskedBy.SETTINGS
-        return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, chosen, by))
+        return io.NodeOutput(load_diffusion_model(unet_name, weight_dtype, *chosen_budget(budget)))
 
 
 NODES: list[type[io.ComfyNode]] = [CourierLoadDiffusionModel]

@@ -24,7 +24,7 @@ from ...offload_core.values import (
 )
 from ..default_budget import AUTOMATIC_HOST_SHARE
 from .private_weights import PrivateWeights
-from .registry import AskedBy
+from .registry import AskedBy, Origin
 
 ATTRIBUTE = "courier"
 """The attribute of the inner model. The engine is held here and nowhere else."""
@@ -65,8 +65,8 @@ class Attachment:
     """Held by the thread that runs the model; another one waits."""
     arrivals_of: object = None
     """The set of patches that they were made from, as ComfyUI numbers it."""
-    source: tuple[str, str] | None = None
-    """What the loader was given: the offered file and the dtype."""
+    origin: Origin = field(default_factory=Origin)
+    """The loader that made the model, and what it was given."""
     model_id: str = ""
     """In the status, and in orders."""
     before_use: Callable[[str], None] | None = None

@@ -10,7 +10,7 @@ import threading
 import unicodedata
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,35 @@ class AskedBudget:
     """What there is to say about the figures themselves, for people."""
 
 
+DIFFUSION_MODEL, TEXT_ENCODER, VAE = "diffusion model", "text encoder", "VAE"
+"""Kinds of models, as people and the panel know them."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What made a model: of which kind it is, the loader's class and what that was given.
+
+    ``inputs`` are those that choose the model, by name: file names as offered, dtypes, types.
+    """
+
+    kind: str = DIFFUSION_MODEL
+    loader: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+
+    def is_made_by(self, loader: object, inputs: Mapping[str, object]) -> bool:
+        """Whether a node of that class with these inputs asks for this model, whichever separator
+        its workflow was saved with. An input that the node leaves open is the default."""
+        return (
+            bool(self.loader)
+            and loader == self.loader
+            and all(_same_text(inputs.get(name, value), value) for name, value in self.inputs)
+        )
+
+
+def _same_text(given: object, known: str) -> bool:
+    return isinstance(given, str) and given.replace("\\", "/") == known.replace("\\", "/")
+
+
 @dataclass(frozen=True)
 class ModelRecord:
     """One registered model as it is now. ``file`` is a base name, never a path."""
@@ -70,6 +99,7 @@ class ModelRecord:
     snapshot: EngineSnapshot
     asked: AskedBudget | None = None
     """None where nobody said."""
+    origin: Origin = Origin()
 
     @property
     def state(self) -> EngineState:
@@ -112,13 +142,15 @@ class _Entry:
     engine: weakref.ref[LayerEngine]
     backend: weakref.ref[DeviceBackend]
     asked: Callable[[], AskedBudget | None]
+    origin: Origin
 
     def read(self) -> ModelRecord | None:
         """The model now; None once it is gone or detached for good."""
         engine = self.engine()
         if engine is None or engine.state is EngineState.DETACHED:
             return None
-        return ModelRecord(self.id, self.name, self.file, engine.snapshot(), self.asked())
+        asked = self.asked()
+        return ModelRecord(self.id, self.name, self.file, engine.snapshot(), asked, self.origin)
 
 
 class CourierService:
@@ -158,6 +190,7 @@ class CourierService:
         file: str,
         backend: DeviceBackend,
         asked: Callable[[], AskedBudget | None] = lambda: None,
+        origin: Origin = Origin(),
     ) -> str:
         """Show a model in the status for as long as it lives. Idempotent for one engine.
 
@@ -167,6 +200,7 @@ class CourierService:
             backend: the engine's own.
             asked: the budget that the user asked for, at any time, from any thread. It is kept for
                 as long as the model lives, so it must not hold the engine.
+            origin: what kind of model it is, and the loader that made it.
         Returns: its id: ASCII, fit for a URL, never given twice in one process.
         """
         file_name = _clean(re.split(r"[\\/]", file)[-1])
@@ -176,8 +210,9 @@ class CourierService:
                     return entry.id
             self._registered += 1
             model_id = f"{slug(file_name)}-{self._registered}"
+            references = weakref.ref(engine), weakref.ref(backend)
             self._entries[model_id] = _Entry(
-                model_id, _clean(name), file_name, weakref.ref(engine), weakref.ref(backend), asked
+                model_id, _clean(name), file_name, *references, asked, origin
             )
         return model_id
 
@@ -213,6 +248,12 @@ class CourierService:
             for entry, engine in found
             if engine is not None and engine.state is not EngineState.DETACHED
         ]
+
+    def origin_of(self, model_id: str) -> Origin:
+        """What made the model of that id; of an unknown one, nothing that could be named."""
+        with self._lock:
+            entry = self._entries.get(model_id)
+        return entry.origin if entry is not None else Origin()
 
     def asked_of(self, model_id: str) -> AskedBudget | None:
         """The budget that was asked for; None where nobody said, or there is no such model."""

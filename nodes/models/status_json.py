@@ -37,6 +37,8 @@ def model_json(model: ModelRecord) -> dict[str, Any]:
         "id": model.id,
         "name": model.name,
         "file": model.file,
+        "kind": model.origin.kind,
+        "loader": {"class": model.origin.loader, "inputs": dict(model.origin.inputs)},
         "state": model.state.value,
         "budgets": {
             "device_bytes": snapshot.budget.device_bytes,

@@ -13,7 +13,7 @@ import zh from "../../web/panel/text_zh.js";
 import { translator, wordOr } from "../../web/panel/text.js";
 import { gibFigure, parseGib, percentText, secondsText, sizeText } from "../../web/panel/units.js";
 import { VERSION } from "../../web/panel/version.js";
-import { badgeText } from "../../web/panel/badges.js";
+import { badgeText, hasBadge } from "../../web/panel/badges.js";
 import { layer } from "./helpers.js";
 
 const t = translator("en");
@@ -178,13 +178,28 @@ test("a plan is told, and what is none is refused", () => {
   assert.throws(() => readPlan({ layers: [] }, {}), CourierError);
 });
 
-test("badges of nodes say what the model of their file does", () => {
-  const one = (file, rest) => ({ ours: true, file, rest, engine: "loaded" });
-  const state = { link: "live", models: [one("a.safetensors", "awake"), one("b.safetensors", "asleep")] };
-  const loader = "CourierLoadDiffusionModel";
-  assert.equal(badgeText(t, state, loader, "sub\\b.safetensors"), "asleep");
-  assert.equal(badgeText(t, state, loader, "sub/a.safetensors"), "ready");
-  assert.equal(badgeText(t, state, loader, "c.safetensors"), "");
-  assert.equal(badgeText(t, state, "CourierStatus", undefined), "1 asleep");
-  assert.equal(badgeText(t, { ...state, link: "offline" }, loader, "a.safetensors"), "");
+test("badges of nodes say what the model of their choice does", () => {
+  const one = (loader, inputs, rest) => ({ ours: true, loader: { class: loader, inputs }, rest, engine: "loaded" });
+  const [unet, clip] = ["CourierLoadDiffusionModel", "CourierLoadCLIP"];
+  const state = {
+    link: "live",
+    models: [
+      one(unet, { unet_name: "sub/a.safetensors" }, "awake"),
+      one(unet, { unet_name: "sub/b.safetensors" }, "asleep"),
+      one(clip, { clip_name: "a.safetensors", type: "wan" }, "asleep"),
+    ],
+  };
+  assert.equal(badgeText(t, state, unet, { unet_name: "sub\\b.safetensors" }), "asleep");
+  assert.equal(badgeText(t, state, unet, { unet_name: "sub/a.safetensors", budget: 1 }), "ready");
+  assert.equal(badgeText(t, state, unet, { unet_name: "a.safetensors" }), "");
+  assert.equal(badgeText(t, state, clip, { clip_name: "a.safetensors", type: "wan" }), "asleep");
+  assert.equal(badgeText(t, state, clip, { clip_name: "a.safetensors", type: "sd3" }), "");
+  assert.equal(badgeText(t, state, "CourierStatus"), "2 asleep");
+  const offline = { ...state, link: "offline" };
+  assert.equal(badgeText(t, offline, unet, { unet_name: "sub/a.safetensors" }), "");
+});
+
+test("every loader of Courier's has a badge", () => {
+  assert.ok(["CourierLoadDiffusionModel", "CourierLoadVAE", "CourierStatus"].every(hasBadge));
+  assert.ok(!["CLIPLoader", "CourierBudget", undefined].some(hasBadge));
 });

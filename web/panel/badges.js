@@ -2,26 +2,44 @@
 import { isAsleep, stateOf } from "./state.js";
 import { wordOr } from "./text.js";
 
-const LOADERS = new Set(["CourierLoadDiffusionModel"]);
+const LOADER_PREFIX = "CourierLoad";
 const ALL = new Set(["CourierSleepModel", "CourierWakeModel", "CourierStatus"]);
 
 /** Whether a node of that kind has a badge. */
 export function hasBadge(kind) {
-  return LOADERS.has(kind) || ALL.has(kind);
+  return isLoader(kind) || ALL.has(kind);
 }
 
-/** What a node's badge says; "" for no badge. `file` is what a loader has chosen. */
-export function badgeText(t, state, kind, file) {
+/**
+ * What a node's badge says; "" for no badge. `inputs` is what a loader has chosen, by name: the last
+ * model that the server says was made by such a loader of the same is its model.
+ */
+export function badgeText(t, state, kind, inputs = {}) {
   if (state.link !== "live") {
     return "";
   }
-  if (LOADERS.has(kind)) {
-    const base = String(file ?? "").split(/[\\/]/).at(-1);
-    const model = state.models.findLast((one) => one.ours && one.file === base);
+  if (isLoader(kind)) {
+    const model = state.models.findLast((one) => one.ours && one.loader.class === kind && isOf(one, inputs));
     return model === undefined ? "" : wordOr(t, "state", stateOf(model));
   }
   const count = state.models.filter(isAsleep).length;
   return count ? t("node.sleeping", { count }) : "";
+}
+
+function isLoader(kind) {
+  return String(kind ?? "").startsWith(LOADER_PREFIX);
+}
+
+/** An input that the node leaves open, or that comes from another node, says nothing against it. */
+function isOf(model, inputs) {
+  return Object.entries(model.loader.inputs).every(([name, value]) => {
+    const given = inputs[name];
+    return given === undefined || given === null || plain(given) === plain(value);
+  });
+}
+
+function plain(name) {
+  return String(name).replaceAll("\\", "/");
 }
 
 export class NodeBadges {
@@ -49,8 +67,8 @@ export class NodeBadges {
         this.badges.delete(entry);
         continue;
       }
-      const file = node.widgets?.find((widget) => widget.name === "unet_name")?.value;
-      const text = badgeText(this.t, state, node.comfyClass, file);
+      const inputs = Object.fromEntries((node.widgets ?? []).map(({ name, value }) => [name, value]));
+      const text = badgeText(this.t, state, node.comfyClass, inputs);
       if (entry.badge.text !== text) {
         entry.badge.text = text;
         isChanged = true;

@@ -136,11 +136,11 @@ def build_diffusion_model(
     state_dict = dict(checkpoint.state_dict)
     metadata: Any = dict(checkpoint.metadata)
     refuse_unknown(state_dict, metadata, checkpoint.name)
-    state_dict, metadata = _convert_old_quants(state_dict, metadata)
+    state_dict, metadata = convert_old_quants(state_dict, metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(state_dict)
     inner = comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True)
     if inner:
-        state_dict, metadata = _convert_old_quants(inner, metadata)
+        state_dict, metadata = convert_old_quants(inner, metadata)
     config, state_dict = _recognise(state_dict, metadata, checkpoint.name)
     choice = choose_dtypes(state_dict, config, requested)
     config.set_inference_dtype(choice.storage, choice.cast)
@@ -171,9 +171,10 @@ def _read_other_format(path: Path) -> Checkpoint:
     return Checkpoint(path.name, dict(state_dict), dict(metadata or {}), (), note)
 
 
-def _convert_old_quants(
+def convert_old_quants(
     state_dict: dict[str, torch.Tensor], metadata: Any
 ) -> tuple[dict[str, torch.Tensor], Any]:
+    """Older ways to mark quantised weights, as the newest one, where this ComfyUI has it."""
     convert = getattr(comfy.utils, "convert_old_quants", None)
     if convert is None:
         return state_dict, metadata

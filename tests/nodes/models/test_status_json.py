@@ -102,6 +102,8 @@ def test_status_has_exactly_the_agreed_shape(wire: Any, make_record: MakeRecord)
         "id": "tiny-1",
         "name": "tiny",
         "file": "tiny.safetensors",
+        "kind": "diffusion model",
+        "loader": {"class": "", "inputs": {}},
         "state": "loaded",
         "budgets": {"device_bytes": 4 * MIB, "host_bytes": None},
         "asked": {

@@ -1,0 +1,202 @@
+"""A text encoder of ComfyUI's, built by ComfyUI itself on mapped weights: nothing is copied."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.sd
+import comfy.utils
+import folder_paths
+import torch
+from torch import nn
+
+from ....offload_core.values import CheckpointFormatError
+from .assigning import AssignedWeights, put_in_place
+from .diffusion import BuiltModel, Checkpoint, convert_old_quants
+from .recorder import LoadRecorder
+
+_LOG = logging.getLogger("courier")
+
+_NOT_THE_LOAD_DEVICE = torch.device("cpu", 0)
+"""The CPU by another name: ComfyUI loads a model at once that it finds on the device of its run."""
+_HEADS = ("lm_head",)
+"""Weights of generating alone: an encoder's file may lack them."""
+
+
+@dataclass(frozen=True)
+class BuiltClip:
+    """ComfyUI's CLIP with its weights in place; its patcher is still ComfyUI's own."""
+
+    clip: Any
+    built: BuiltModel
+
+
+def clip_types() -> dict[str, Any]:
+    """ComfyUI's types of text encoders, by the name that its loaders give them."""
+    return {one.name.lower(): one for one in comfy.sd.CLIPType}
+
+
+def build_text_encoder(
+    checkpoints: Sequence[Checkpoint], clip_type: str, device: str, copy_limit_bytes: int
+) -> BuiltClip:
+    """The text encoder in one to four files, recognised and constructed by ComfyUI.
+
+    Args:
+        clip_type: as ComfyUI's loaders name it; one that it does not know is stable_diffusion.
+        device: ``cpu`` to have it run there, or ``default``.
+        copy_limit_bytes: how much may be copied to have the dtypes that ComfyUI would store.
+    Raises: CheckpointFormatError naming the files, HostBudgetError.
+    """
+    names = " and ".join(one.name for one in checkpoints)
+    state_dicts = [_prepared(one) for one in checkpoints]
+    tensors = [list(_tensors(one)) for one in state_dicts]
+    recorder = LoadRecorder(tensor for one in tensors for tensor in one)
+    clip = _constructed(state_dicts, clip_type, device, recorder, names)
+    model = clip.cond_stage_model
+    _refuse_useless_files(checkpoints, tensors, model, recorder)
+    assigned = put_in_place(model, recorder, names, copy_limit_bytes)
+    note = "; ".join(filter(None, [one.note for one in checkpoints]))
+    absent = _absent_parts(model, assigned, names)
+    model.requires_grad_(False)
+    for text in filter(None, (note, absent)):
+        _LOG.warning("%s", text)
+    note = "; ".join(filter(None, (note, absent)))
+    mappings = tuple(mapping for one in checkpoints for mapping in one.mappings)
+    return BuiltClip(clip, BuiltModel(model, mappings, assigned.stored_dtypes, note))
+
+
+def _prepared(checkpoint: Checkpoint) -> dict[str, Any]:
+    """As ComfyUI's own loader hands it on: how it is quantised is part of it."""
+    state_dict: dict[str, Any] = dict(checkpoint.state_dict)
+    quantised = checkpoint.metadata.get("_quantization_metadata")
+    if not hasattr(comfy.utils, "convert_old_quants"):
+        if quantised is not None:
+            state_dict["_quantization_metadata"] = quantised
+        return state_dict
+    return convert_old_quants(state_dict, dict(checkpoint.metadata))[0]
+
+
+def _tensors(state_dict: dict[str, Any]) -> Iterator[torch.Tensor]:
+    return (value for value in state_dict.values() if isinstance(value, torch.Tensor))
+
+
+def _constructed(
+    state_dicts: list[dict[str, Any]],
+    clip_type: str,
+    device: str,
+    recorder: LoadRecorder,
+    names: str,
+) -> Any:
+    options: dict[str, Any] = {"initial_device": _NOT_THE_LOAD_DEVICE}
+    if device == "cpu":
+        options["load_device"] = options["offload_device"] = torch.device("cpu")
+    load = comfy.sd.load_text_encoder_state_dicts
+    more = {}
+    if "disable_dynamic" in inspect.signature(load).parameters:
+        more["disable_dynamic"] = True
+    try:
+        with recorder:
+            return load(
+                state_dicts,
+                embedding_directory=folder_paths.get_folder_paths("embeddings"),
+                clip_type=clip_types().get(clip_type, comfy.sd.CLIPType.STABLE_DIFFUSION),
+                model_options=options,
+                **more,
+            )
+    except (RuntimeError, LookupError, AttributeError, TypeError, ValueError) as error:
+        raise CheckpointFormatError(
+            f"{names} could not be loaded as a text encoder of type {clip_type} "
+            f"({type(error).__name__}: {error}); choose the type that the model needs, or other "
+            "files"
+        ) from error
+
+
+def _refuse_useless_files(
+    checkpoints: Sequence[Checkpoint],
+    tensors: Sequence[list[torch.Tensor]],
+    model: nn.Module,
+    recorder: LoadRecorder,
+) -> None:
+    """Of a file of another kind ComfyUI takes nothing, and runs without a word."""
+    used = {address for weight in model.parameters() for address in _addresses(weight, recorder)}
+    for checkpoint, held in zip(checkpoints, tensors, strict=True):
+        if used.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in held):
+            raise CheckpointFormatError(
+                f"{checkpoint.name} holds {len(held)} tensors but no text encoder of this type "
+                "that this ComfyUI knows; choose a text encoder (not a diffusion model, VAE or "
+                "LoRA) and its type, or update ComfyUI"
+            )
+
+
+def _addresses(weight: torch.Tensor, recorder: LoadRecorder) -> Iterator[int]:
+    """Where the bytes of a weight will be, those inside a quantised one too."""
+    source = recorder.source_of(weight)
+    if source is not None:
+        yield source.untyped_storage().data_ptr()
+    elif hasattr(weight.data, "__tensor_flatten__") and type(weight.data) is not torch.Tensor:
+        for name in weight.data.__tensor_flatten__()[0]:
+            yield getattr(weight.data, name).untyped_storage().data_ptr()
+    else:
+        yield weight.untyped_storage().data_ptr()
+
+
+def _absent_parts(model: nn.Module, assigned: AssignedWeights, names: str) -> str:
+    """What the files lack, for people. A part that encoding a text can do without (a vision tower,
+    the head that generates) becomes zeros; anything else is refused.
+
+    Raises: CheckpointFormatError.
+    """
+    missing = frozenset(assigned.missing)
+    parts: dict[str, int] = {}
+    lost = []
+    for key in assigned.missing:
+        part = _optional_part(model, key, missing)
+        if part is None:
+            lost.append(key)
+        else:
+            parts[part] = parts.get(part, 0) + 1
+    if lost:
+        # ComfyUI runs such a model on uninitialised memory after a warning.
+        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+        raise CheckpointFormatError(
+            f"{names} lacks {len(lost)} weights of {type(model).__name__} ({shown}); the file is "
+            "incomplete, or of another model or type; download it again or choose another"
+        )
+    for key in assigned.missing:
+        _fill_with_zeros(model, key)
+    if not parts:
+        return ""
+    held = ", ".join(f"{name} ({count} weights)" for name, count in parts.items())
+    return f"{names} has no {held}: what needs it gives nothing of use"
+
+
+def _fill_with_zeros(model: nn.Module, key: str) -> None:
+    path, _, attribute = key.rpartition(".")
+    module = model.get_submodule(path)
+    weight = module._parameters.get(attribute)
+    if weight is None:
+        module._buffers[attribute] = torch.zeros_like(module._buffers[attribute])
+        return
+    # Zeros that nobody writes to are the system's own page, over and over.
+    zeros = torch.zeros(weight.shape, dtype=weight.dtype)
+    module._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
+
+
+def _optional_part(model: nn.Module, key: str, missing: frozenset[str]) -> str | None:
+    """The largest part of an encoder that a file lacks whole, where encoding can do without."""
+    path = key.rpartition(".")[0].split(".")
+    # The first name is the encoder, the second ComfyUI's wrapping of it.
+    for depth in range(2, len(path) + 1):
+        name = ".".join(path[:depth])
+        part = model.get_submodule(name)
+        held = [f"{name}.{one}" for one, _ in part.named_parameters()]
+        if not all(one in missing for one in held):
+            continue
+        in_a_list = path[depth - 1].isdigit()
+        is_part = any(True for _ in part.children()) or path[depth - 1] in _HEADS
+        return name if is_part and not in_a_list else None
+    return None
