@@ -31,8 +31,8 @@ def find_block_lists(root: nn.Module) -> tuple[BlockList, ...]:
 
     A ModuleList or ModuleDict with weights is a block list; a Sequential is one if some element
     has modules of its own (an MLP written as a Sequential is not worth streaming). Elements that
-    are containers are opened: a UNet walks the Sequentials inside ``input_blocks`` itself and
-    never calls them, so only what they hold is sure to be called.
+    are containers, or have no forward of their own, are opened: a UNet walks the Sequentials inside
+    ``input_blocks`` itself and never calls them, so only what they hold is sure to be called.
 
     Returns: empty when nothing repeats; such a model runs with everything resident.
     """
@@ -70,10 +70,15 @@ def _layers_in(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module
         if child is None or not _has_weights(child):
             continue
         child_path = _join(name, child_name)
-        if isinstance(child, _CONTAINERS):
+        if isinstance(child, _CONTAINERS) or not _has_forward(child):
             yield from _layers_in(child_path, child)
         else:
             yield child_path, child
+
+
+def _has_forward(module: nn.Module) -> bool:
+    # Without one nothing can call the module itself, so hooks on it would never run.
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def _has_weights(module: nn.Module) -> bool:

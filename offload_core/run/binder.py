@@ -9,14 +9,19 @@ from torch import nn
 
 from .patches import Patches
 from .weights import Weight, WeightGroup
+from .wrappers import Path, Wrapper, WrapperBinding
 
 
 @dataclass(frozen=True)
 class Bindings:
-    """Device parameters of one group over one piece of device memory, in the group's order."""
+    """Device parameters of one group over one piece of device memory, in the group's order.
+
+    ``wrappers`` are those of which the group has inner tensors; those tensors are in no list.
+    """
 
     weights: tuple[Weight, ...]
     parameters: tuple[nn.Parameter, ...]
+    wrappers: tuple[WrapperBinding, ...] = ()
 
 
 def make_bindings(group: WeightGroup, memory: torch.Tensor) -> Bindings:
@@ -25,11 +30,19 @@ def make_bindings(group: WeightGroup, memory: torch.Tensor) -> Bindings:
     Must run outside inference mode, or the parameters become inference tensors that later
     in-place work outside it refuses.
     """
-    parameters = tuple(
-        weight.device_view(memory, offset)
-        for weight, offset in zip(group.weights, group.layout.offsets, strict=True)
+    plain: list[tuple[Weight, nn.Parameter]] = []
+    inner: dict[Wrapper, dict[Path, torch.Tensor]] = {}
+    for weight, offset in zip(group.weights, group.layout.offsets, strict=True):
+        view = weight.device_view(memory, offset)
+        if weight.wrapper is None:
+            plain.append((weight, nn.Parameter(view, requires_grad=False)))
+        else:
+            inner.setdefault(weight.wrapper, {})[weight.place] = view
+    return Bindings(
+        tuple(weight for weight, _ in plain),
+        tuple(parameter for _, parameter in plain),
+        tuple(WrapperBinding(wrapper, tensors) for wrapper, tensors in inner.items()),
     )
-    return Bindings(group.weights, parameters)
 
 
 def bind(bindings: Bindings, patches: Patches) -> None:
@@ -43,6 +56,8 @@ def bind(bindings: Bindings, patches: Patches) -> None:
             if site.module._parameters.get(site.attribute) is weight.home:
                 site.module._parameters[site.attribute] = parameter
                 patches.place(weight, at_home=False)
+    for wrapper in bindings.wrappers:
+        wrapper.bind()
 
 
 def unbind(bindings: Bindings, patches: Patches) -> None:
@@ -52,3 +67,5 @@ def unbind(bindings: Bindings, patches: Patches) -> None:
             if site.module._parameters.get(site.attribute) is parameter:
                 site.module._parameters[site.attribute] = weight.home
                 patches.place(weight, at_home=True)
+    for wrapper in bindings.wrappers:
+        wrapper.unbind()

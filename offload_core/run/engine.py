@@ -69,6 +69,7 @@ class LayerEngine:
             (site.module, site.attribute): weight
             for group in (parts.inventory.base, *parts.inventory.layers)
             for weight in group.weights
+            if weight.wrapper is None
             for site in weight.sites
         }
         self._shutdown = weakref.finalize(

@@ -14,11 +14,14 @@ from ..values import (
     LayerState,
     MemoryRecord,
     Placement,
+    shortened,
     size_text,
 )
 from .source import LayerSource
 from .stream import LayerStream
 from .weights import Inventory, WeightGroup
+
+_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ def _record_at_rest(
 
 def _base_record(base: WeightGroup, published: Published) -> LayerRecord:
     if published.plan is not None:
-        reason = "; ".join(["belongs to no single layer, so it never streams", *base.notes])
+        sentences = ["belongs to no single layer, so it never streams", *base.notes]
+        reason = shortened("; ".join(sentences), _REASON_CHARACTERS)
         size = base.size_bytes
         return _record(base, Placement.RESIDENT, reason, LayerState.READY, size)
     at_rest = Placement.PAGEABLE if base.copied_bytes > base.mapped_bytes else Placement.MAPPED

@@ -125,7 +125,7 @@ class Resident:
             check_arrival(self.group, self._memory)
         self._patches.arrived(flat.weights)
         self._patches.apply(flat.weights, flat.parameters, stay=True)
-        self._patched_with = self._patches.of(flat.weights)
+        self._patched_with = self._patches.of(self.group.weights)
 
     def offload(self) -> None:
         """Unbind, and return once nothing on the device reads or writes the memory any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,21 +12,24 @@ from torch import nn
 from ..device import Recode
 from ..host import PAGE_BYTES, FileMapping, MemoryKind, memory_kind
 from ..plan import ALIGNMENT, BlockList, BufferLayout, Extent, lay_out
-from ..values import ConfigError, whole_pages
+from ..values import ConfigError, shortened, whole_pages
+from .flat import flat_refusal, span_bytes
+from .wrappers import (
+    Path,
+    Recipe,
+    Site,
+    Wrapper,
+    inner_tensors,
+    is_wrapper,
+    refusal_of,
+    tensor_bytes,
+)
 
 BASE_NAME = "(outside the blocks)"
 """The name under which the status shows what belongs to no single layer."""
 
-_WASTE_LIMIT = 2
-"""A strided weight whose storage span exceeds this many times its own bytes is moved whole."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """One place that holds a weight: ``module._parameters[attribute]``."""
-
-    module: nn.Module
-    attribute: str
+_NAMES_SHOWN = 3
+_NAME_CHARACTERS = 40
 
 
 @dataclass(eq=False)
@@ -36,6 +39,9 @@ class Weight:
     ``home`` is the host's own Parameter, put back whenever the weight is not on the device.
     ``refusal`` says why the weight cannot travel as flat bytes, or is empty. ``device_dtype`` is
     what it is on the device: its own, or another of that size that it is rounded to on arrival.
+
+    A parameter that is a wrapper is as many weights as it has inner tensors. Each has ``wrapper``
+    and its ``place`` in it; its ``home`` is over that tensor alone and stands nowhere in a module.
     """
 
     name: str
@@ -45,16 +51,20 @@ class Weight:
     mapping: FileMapping | None
     refusal: str
     device_dtype: torch.dtype
+    wrapper: Wrapper | None = None
+    place: Path = ()
+    loose_bytes: int = 0
+    """Of one that moves as a whole: what of it lies on no checkpoint mapping."""
 
-    def device_view(self, memory: torch.Tensor, offset: int) -> nn.Parameter:
+    def device_view(self, memory: torch.Tensor, offset: int) -> torch.Tensor:
         """The weight over ``memory`` (uint8, 1-d) at ``offset``, with its own shape and strides."""
         home = self.home
         if self.extent.size_bytes == 0:
-            view = torch.empty(home.shape, dtype=self.device_dtype, device=memory.device)
-        else:
-            flat = memory[offset : offset + self.extent.size_bytes].view(self.device_dtype)
-            view = flat.as_strided(home.shape, home.stride())
-        return nn.Parameter(view, requires_grad=False)
+            return torch.empty(home.shape, dtype=self.device_dtype, device=memory.device)
+        # Not ``view(dtype)``: torch.compile's stand-ins for tensors lose the element size on it.
+        first = (memory.storage_offset() + offset) // self.device_dtype.itemsize
+        view = torch.empty(0, dtype=self.device_dtype, device=memory.device)
+        return view.set_(memory.untyped_storage(), first, home.shape, home.stride())
 
 
 @dataclass(frozen=True)
@@ -127,18 +137,19 @@ class WeightGroup:
     @cached_property
     def solid_bytes(self) -> int:
         """Bytes of the weights that move as whole objects, on the host and on the device alike."""
-        return sum(w.home.nelement() * w.home.element_size() for w in self.solid)
+        return sum(tensor_bytes(w.home) for w in self.solid)
 
     @cached_property
     def copied_bytes(self) -> int:
         """Host bytes of weights that no checkpoint mapping holds."""
         loose = sum(w.extent.size_bytes for w in self.weights if w.mapping is None)
-        return loose + self.solid_bytes
+        return loose + sum(w.loose_bytes for w in self.solid)
 
     @cached_property
     def mapped_bytes(self) -> int:
         """Bytes of weights that are views on a checkpoint mapping."""
-        return sum(w.extent.size_bytes for w in self.weights if w.mapping is not None)
+        mapped = sum(w.extent.size_bytes for w in self.weights if w.mapping is not None)
+        return mapped + self.solid_bytes - sum(w.loose_bytes for w in self.solid)
 
     @cached_property
     def size_bytes(self) -> int:
@@ -182,38 +193,51 @@ def take_inventory(
     layers = [layer for block_list in block_lists for layer in block_list.layers]
     owners = _owners(layers_modules=[layer.module for layer in layers])
     found: dict[int, Weight] = {}
+    keys_of: dict[int, list[int]] = {}
     holders: dict[int, set[int | None]] = {}
     for name, site, parameter in _parameters(root):
-        if id(parameter) in found:
-            found[id(parameter)].sites.append(site)
+        if id(parameter) in keys_of:
+            # The inner tensors of a wrapper share one list.
+            found[keys_of[id(parameter)][0]].sites.append(site)
         else:
             used = (device_dtypes or {}).get(name, parameter.dtype)
-            found[id(parameter)] = _weight(name, site, parameter, mappings, used)
+            weights = _weights(name, site, parameter, mappings, used)
+            keys_of[id(parameter)] = [id(weight.home) for weight in weights]
+            found.update((id(weight.home), weight) for weight in weights)
         held_by = owners.get(id(site.module), {None})
-        holders.setdefault(id(parameter), set()).update(held_by)
+        for key in keys_of[id(parameter)]:
+            holders.setdefault(key, set()).update(held_by)
     members: dict[int | None, list[Weight]] = {}
-    notes: list[str] = []
+    staying: dict[str, list[str]] = {}
     single = {key: next(iter(held)) for key, held in holders.items() if len(held) == 1}
     overlapping = _overlapping(found, single)
     for key, weight in found.items():
-        owner = single.get(key)
+        reason = weight.refusal
         if key not in single:
-            notes.append(f"{weight.name} is shared by several layers and stays on the device")
+            reason = reason or "shared by several layers"
         if key in overlapping:
-            owner = None
-            notes.append(f"{weight.name} shares bytes with another layer and stays on the device")
-        if weight.refusal:
-            owner = None
-            notes.append(f"{weight.name} stays on the device: {weight.refusal}")
-        members.setdefault(owner, []).append(weight)
+            reason = reason or "another layer has the same bytes"
+        if reason:
+            staying.setdefault(reason, []).append(weight.name)
+        members.setdefault(None if reason else single[key], []).append(weight)
     base = _group(BASE_NAME, None, members.get(None, []))
-    base.notes.extend(notes)
+    base.notes.extend(_staying_note(reason, names) for reason, names in staying.items())
     groups = (
         _group(layer.name, layer.module, members.get(index, []))
         for index, layer in enumerate(layers)
     )
-    buffer_bytes = sum(buffer.nelement() * buffer.element_size() for buffer in root.buffers())
+    buffer_bytes = sum(tensor_bytes(buffer) for buffer in root.buffers())
     return Inventory(base, tuple(groups), buffer_bytes)
+
+
+def _staying_note(reason: str, names: Sequence[str]) -> str:
+    """Short, however many they are: it is in every answer of the status."""
+    shown = ", ".join(shortened(name, _NAME_CHARACTERS) for name in names[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    if more > 0:
+        shown = f"{shown} and {more} more"
+    verb = "stays" if len(names) == 1 else "stay"
+    return f"{shown} {verb} on the device: {reason}"
 
 
 def _overlapping(found: Mapping[int, Weight], owners: Mapping[int, int | None]) -> set[int]:
@@ -263,27 +287,57 @@ def _parameters(root: nn.Module) -> Iterator[tuple[str, Site, nn.Parameter]]:
                 yield name, Site(module, attribute), parameter
 
 
-def _weight(
+def _weights(
     name: str,
     site: Site,
     parameter: nn.Parameter,
     mappings: Sequence[FileMapping],
     used: torch.dtype,
-) -> Weight:
-    if parameter.device.type == "meta":
+) -> list[Weight]:
+    """The parameter as one weight, or a wrapper as one for each of its inner tensors."""
+    inner: dict[Path, torch.Tensor] = {(): parameter}
+    if is_wrapper(parameter):
+        inner = dict(inner_tensors(parameter))
+    if any(tensor.device.type == "meta" for tensor in inner.values()):
         raise ConfigError(f"weight {name} has no data (it is on the meta device); load it first")
-    refusal = _refusal(parameter)
+    refusal = _refusal(parameter, inner)
     if refusal:
-        return Weight(name, parameter, [site], Extent(0, 0), None, refusal, parameter.dtype)
-    if parameter.device.type != "cpu":
-        raise ConfigError(
-            f"weight {name} is on {parameter.device}; move the model to the CPU first"
-        )
-    address = parameter.data_ptr()
-    mapping = next((m for m in mappings if m.holds(address)), None)
-    extent = Extent(address, _span_bytes(parameter))
-    used = used if _is_recodable(parameter.dtype, used) else parameter.dtype
-    return Weight(name, parameter, [site], extent, mapping, "", used)
+        loose = sum(tensor_bytes(t) for t in inner.values() if not _mapping_of(t, mappings))
+        nowhere = Extent(0, 0)
+        one = Weight(name, parameter, [site], nowhere, None, refusal, parameter.dtype)
+        return [replace(one, loose_bytes=loose)]
+    if not is_wrapper(parameter):
+        if parameter.device.type != "cpu":
+            raise ConfigError(
+                f"weight {name} is on {parameter.device}; move the model to the CPU first"
+            )
+        used = used if _is_recodable(parameter.dtype, used) else parameter.dtype
+        return [_weight(name, parameter, [site], mappings, used)]
+    sites = [site]
+    wrapper = Wrapper(parameter, sites, Recipe.of(parameter), frozenset(inner))
+    weights = []
+    for place, tensor in inner.items():
+        home = nn.Parameter(tensor, requires_grad=False)
+        inner_name = ".".join((name, *place))
+        weight = _weight(inner_name, home, sites, mappings, home.dtype)
+        weights.append(replace(weight, wrapper=wrapper, place=place))
+    return weights
+
+
+def _weight(
+    name: str,
+    home: nn.Parameter,
+    sites: list[Site],
+    mappings: Sequence[FileMapping],
+    used: torch.dtype,
+) -> Weight:
+    extent = Extent(home.data_ptr(), span_bytes(home))
+    return Weight(name, home, sites, extent, _mapping_of(home, mappings), "", used)
+
+
+def _mapping_of(tensor: torch.Tensor, mappings: Sequence[FileMapping]) -> FileMapping | None:
+    address = tensor.data_ptr()
+    return next((mapping for mapping in mappings if mapping.holds(address)), None)
 
 
 def _is_recodable(stored: torch.dtype, used: torch.dtype) -> bool:
@@ -292,27 +346,15 @@ def _is_recodable(stored: torch.dtype, used: torch.dtype) -> bool:
     return same and stored.is_floating_point and used.is_floating_point
 
 
-def _refusal(parameter: nn.Parameter) -> str:
-    # ``.data =`` on a wrapper subclass swaps only its shell; its inner tensors stay behind.
-    if type(parameter.data) is not torch.Tensor or type(parameter) is not nn.Parameter:
-        return f"{type(parameter.data).__name__} holds inner tensors and moves as a whole"
-    if parameter.layout is not torch.strided:
-        return f"its layout is {parameter.layout}, which has no flat bytes"
-    own_bytes = parameter.nelement() * parameter.element_size()
-    if _span_bytes(parameter) > _WASTE_LIMIT * own_bytes:
-        return "its strides leave most of its storage unused"
-    return ""
-
-
-def _span_bytes(parameter: nn.Parameter) -> int:
-    """Bytes of storage from the first to the last element; strides may leave some unused."""
-    if parameter.nelement() == 0:
-        return 0
-    last = sum(
-        (size - 1) * stride
-        for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
-    )
-    return (last + 1) * parameter.element_size()
+def _refusal(parameter: nn.Parameter, inner: Mapping[Path, torch.Tensor]) -> str:
+    """Why it cannot travel as the flat bytes of ``inner``; "" if it can."""
+    if not is_wrapper(parameter):
+        if type(parameter.data) is not torch.Tensor or type(parameter) is not nn.Parameter:
+            return f"{type(parameter.data).__name__} cannot be taken apart and moves as a whole"
+        return flat_refusal(parameter)
+    if any(tensor.device.type != "cpu" for tensor in inner.values()):
+        return "what it holds is not in host memory"
+    return refusal_of(parameter) or next(filter(None, map(flat_refusal, inner.values())), "")
 
 
 def _page_runs(weights: Sequence[Weight]) -> Iterator[PageRun]:

@@ -7,7 +7,7 @@ together (``__tensor_flatten__``, ``__tensor_unflatten__``) is treated as the te
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -82,5 +82,111 @@ def as_parameter(wrapper: torch.Tensor) -> nn.Parameter:
     copy that is made before the bytes arrive holds other ones.
     """
     wrapper._is_param = True
-    wrapper.requires_grad_(False)
     return wrapper  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place that holds a weight: ``module._parameters[attribute]``."""
+
+    module: nn.Module
+    attribute: str
+
+
+@dataclass(eq=False)
+class Wrapper:
+    """One parameter that is a wrapper, all the places that hold it, and what of it is where.
+
+    Its inner tensors come to the device on their own, maybe at different times and in different
+    memory. Only once all are there can the wrapper over them be in place; until then ``home`` is.
+
+    Threads: the compute thread.
+    """
+
+    home: nn.Parameter
+    sites: list[Site]
+    recipe: Recipe
+    places: frozenset[Path]
+    """Of all its inner tensors."""
+    held: dict[Path, torch.Tensor] = field(default_factory=dict)
+    """Those that are on the device now."""
+    placed: nn.Parameter | None = None
+    """The wrapper over ``held`` that is in place; None: ``home`` is."""
+
+    def put(self, parameter: nn.Parameter | None) -> None:
+        """Have ``parameter`` in place, or ``home`` again. A place that somebody else has given
+        another value keeps it."""
+        new = self.home if parameter is None else parameter
+        for site in self.sites:
+            current = site.module._parameters.get(site.attribute)
+            if current is not None and (current is self.home or current is self.placed):
+                site.module._parameters[site.attribute] = new
+        self.placed = parameter
+
+
+class WrapperBinding:
+    """The inner tensors of one wrapper that lie in one piece of device memory.
+
+    The wrapper over them is made once and kept: a pass then only swaps references.
+
+    Threads: the compute thread.
+    """
+
+    def __init__(self, wrapper: Wrapper, tensors: Mapping[Path, torch.Tensor]) -> None:
+        self._wrapper = wrapper
+        self._tensors = dict(tensors)
+        self._made: nn.Parameter | None = None
+        self._made_over: dict[Path, torch.Tensor] = {}
+        if self._tensors.keys() == wrapper.places:
+            self._make(self._tensors)
+
+    def bind(self) -> None:
+        """These tensors have arrived; put the wrapper in place if they were the last."""
+        held = self._wrapper.held
+        held.update(self._tensors)
+        if len(held) < len(self._wrapper.places):
+            return
+        # Parts that are elsewhere may have moved since.
+        if any(self._made_over.get(place) is not tensor for place, tensor in held.items()):
+            self._make(held)
+        self._wrapper.put(self._made)
+
+    def unbind(self) -> None:
+        """These tensors leave; the wrapper over them with them."""
+        held = self._wrapper.held
+        for place, tensor in self._tensors.items():
+            if held.get(place) is tensor:
+                del held[place]
+        if len(held) < len(self._wrapper.places):
+            self._wrapper.put(None)
+
+    def _make(self, tensors: Mapping[Path, torch.Tensor]) -> None:
+        self._made_over = dict(tensors)
+        self._made = as_parameter(self._wrapper.recipe.made_of(tensors))
+
+
+def refusal_of(wrapper: torch.Tensor) -> str:
+    """Why the inner tensors of ``wrapper`` cannot travel one by one; "" if they can."""
+    inner = dict(inner_tensors(wrapper))
+    kind = type(wrapper).__name__
+    if not inner:
+        return f"{kind} says of no tensor that it holds it, and moves as a whole"
+    if any(type(tensor.data) is not torch.Tensor for tensor in inner.values()):
+        return f"{kind} holds tensors of another kind, and moves as a whole"
+    try:
+        again = dict(inner_tensors(Recipe.of(wrapper).made_of(inner)))
+    except Exception as error:
+        return f"{kind} cannot be put together anew ({type(error).__name__}), and moves as a whole"
+    # One that converts or copies what it is given would do so before the bytes have arrived.
+    if again.keys() != inner.keys() or not all(_is_same(inner[k], again[k]) for k in inner):
+        return f"{kind} copies what it holds when it is put together, and moves as a whole"
+    return ""
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )

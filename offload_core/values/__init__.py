@@ -45,6 +45,7 @@ from .units import (
     align_up,
     gib_text,
     gib_to_bytes,
+    shortened,
     size_text,
     whole_pages,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "gib_text",
     "gib_to_bytes",
     "read_switches",
+    "shortened",
     "size_text",
     "whole_pages",
 ]

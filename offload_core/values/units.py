@@ -19,6 +19,11 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def shortened(text: str, characters: int) -> str:
+    """``text``, cut to so many characters; that it was cut shows."""
+    return text if len(text) <= characters else f"{text[: characters - 3]}..."
+
+
 def gib_to_bytes(value: object, name: str) -> int:
     """Bytes of a GiB figure that a user typed.
 

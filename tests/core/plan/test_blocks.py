@@ -19,6 +19,9 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
         self.heads = nn.ModuleList([nn.Linear(4, 4)])
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads[0](self.mlp(x))
+
 
 def found(root: nn.Module) -> dict[str, list[str]]:
     return {
@@ -105,3 +108,22 @@ def test_a_block_that_is_listed_twice_is_one_layer() -> None:
     block = Block()
     root = model(first=nn.ModuleList([block, Block(), block]), second=nn.ModuleList([block]))
     assert found(root) == {"first": ["first.0", "first.1"]}
+
+
+class Bundle(nn.Module):
+    """What a model keeps its parts in and never calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Block()
+        self.mlp = nn.Linear(4, 4)
+        self.modulation = nn.Parameter(torch.zeros(4))
+
+
+def test_elements_without_a_forward_are_opened() -> None:
+    root = model(blocks=nn.ModuleList([Bundle(), Block(), nn.ParameterList([torch.zeros(2)])]))
+    assert found(root) == {"blocks": ["blocks.0.attention", "blocks.0.mlp", "blocks.1"]}
+    # One that was given a forward of its own can be called, and is a layer.
+    given = Bundle()
+    given.forward = lambda x: x
+    assert found(model(blocks=nn.ModuleList([given]))) == {"blocks": ["blocks.0"]}

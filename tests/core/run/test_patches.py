@@ -297,7 +297,24 @@ def test_what_patches_hold_is_within_the_budget_or_they_do_without(
         assert without is not keeps
 
 
-def test_places_without_such_a_weight_and_a_running_engine_refuse(
+def test_between_two_passes_patches_change_and_the_next_pass_is_exact(
+    make_tiny: Callable[..., Any],
+    engine_over: Callable[..., LayerEngine],
+    budget_for: Callable[..., Budget],
+) -> None:
+    tiny = make_tiny(4)
+    engine = engine_over(tiny)
+    engine.load(budget_for(engine, "mixed"))
+    with engine.run(), torch.no_grad():
+        for patches in ({}, patches_for(tiny.module, 1), patches_for(tiny.module, 2), {}):
+            put(engine, tiny.module, patches)
+            for _ in range(2):
+                want = merged(tiny.plain, patches)(tiny.x)
+                assert torch.equal(tiny.module(tiny.x), want)
+                engine.end_pass()
+
+
+def test_places_without_such_a_weight_and_a_layer_that_runs_refuse(
     make_tiny: Callable[..., Any],
     engine_over: Callable[..., LayerEngine],
     budget_for: Callable[..., Budget],
@@ -310,5 +327,7 @@ def test_places_without_such_a_weight_and_a_running_engine_refuse(
     assert engine.patchable(tiny.module.embed, "nothing") is None
     assert engine.patchable(tiny.module.embed, "weight") is torch.bfloat16
     engine.load(budget_for(engine, "pinned"))
-    with engine.run(), pytest.raises(StateError, match="is running"):
-        engine.patch({})
+    hook = tiny.module.blocks[1].lin.register_forward_hook(lambda *_: engine.patch({}))
+    with pytest.raises(StateError, match="is running"), engine.run(), torch.no_grad():
+        tiny.module(tiny.x)
+    hook.remove()

@@ -30,6 +30,9 @@ class Stack(nn.Module):
             weight = torch.randint(0, 256, (size,), dtype=torch.uint8)
             self.register_parameter(f"w{index:02}", nn.Parameter(weight, requires_grad=False))
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
 
 SIZES = (10_000, 5_000, 300, 0, 20_000, 9_000, 4_096)
 
@@ -407,6 +410,9 @@ class Mixed(nn.Module):
         self.f = nn.Parameter(torch.empty(0, 2).bfloat16())
         self.g = nn.Parameter(torch.arange(4, dtype=torch.int16), requires_grad=False)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
 
 def test_neighbours_that_are_rounded_alike_share_one_span(
     mapped: Callable[..., FileMapping],
@@ -451,7 +457,7 @@ def test_nothing_is_rounded_where_nothing_was_asked_for(
 
 
 def test_eight_bit_numbers_are_never_rounded_into_each_other() -> None:
-    model = nn.ModuleList([nn.Module()])
+    model = nn.ModuleList([nn.Identity()])
     model[0].w = nn.Parameter(torch.zeros(8).to(torch.float8_e4m3fn), requires_grad=False)
     found = take_inventory(model, find_block_lists(model), [], {"0.w": torch.float8_e5m2}).layers[0]
     assert found.weights[0].device_dtype is torch.float8_e4m3fn

@@ -91,7 +91,8 @@ def test_strides_dtypes_and_alignment_survive_streaming(
     assert all(same(one, other) for one, other in zip(before, seen, strict=True))
     assert alignments == {0}
     reason = engine.snapshot().layers[-1].reason
-    assert "blocks.0.sparse_columns stays on the device: its strides leave most" in reason
+    names = ", ".join(f"blocks.{index}.sparse_columns" for index in range(3))
+    assert f"{names} stay on the device: its strides leave most" in reason
     engine.unload()
     assert all(same(one, fingerprint(b)) for one, b in zip(before, model.blocks, strict=True))
 
@@ -157,7 +158,7 @@ def test_tied_weights_have_one_state_are_counted_once_and_stay_tied(
         assert model.body.head.bias is not homes[1]
         assert model.body.first.inner.weight is model.body.last.inner.weight
         assert model.body.head.bias is model.body.blocks[4].inner.bias
-    assert "is shared by several layers" in engine.snapshot().layers[-1].reason
+    assert "shared by several layers" in engine.snapshot().layers[-1].reason
     engine.detach()
     assert model.body.first.inner.weight is model.body.last.inner.weight
     assert model.body.head.bias is model.body.blocks[4].inner.bias
@@ -205,8 +206,8 @@ def test_parameters_over_the_same_bytes_are_of_one_layer_or_of_none(
         for _ in range(2):
             assert torch.equal(model(x), expected)
     reason = engine.snapshot().layers[-1].reason
-    for name in ("blocks.0.inner.weight", "blocks.1.inner.weight", "blocks.2.inner.bias"):
-        assert f"{name} shares bytes with another layer and stays on the device" in reason
+    names = "blocks.0.inner.weight, blocks.1.inner.weight, blocks.2.inner.bias"
+    assert f"{names} stay on the device: another layer has the same bytes" in reason
     assert "blocks.3" not in reason
     assert bool(fake.locker.locked) is (host is None)
     assert engine.snapshot().notes == () or host == 0
@@ -260,7 +261,7 @@ def test_quantised_wrappers_stay_whole_on_the_device_with_a_reason(
         assert tiny.is_exact()
         assert tiny.is_exact()
         assert tiny.module.blocks[1].lin.weight.q is payload
-    expected = "blocks.1.lin.weight stays on the device: Quantised holds inner tensors"
+    expected = "blocks.1.lin.weight stays on the device: Quantised cannot be taken apart"
     assert expected in engine.snapshot().layers[-1].reason
     engine.unload()
     assert tiny.module.blocks[1].lin.weight is original
