@@ -6,7 +6,7 @@ from .engine import LayerEngine
 from .parts import EngineParts
 from .shared import SharedBudget
 from .weights import BASE_NAME
-from .wrappers import is_wrapper, tensor_bytes
+from .wrappers import is_wrapper, over_originals, tensor_bytes
 
 __all__ = [
     "BASE_NAME",
@@ -17,5 +17,6 @@ __all__ = [
     "SharedBudget",
     "attach",
     "is_wrapper",
+    "over_originals",
     "tensor_bytes",
 ]
