@@ -7,7 +7,7 @@ from .parts import EngineParts
 from .patches import Companion, PatchedWeight, WeightPatch
 from .shared import SharedBudget
 from .weights import BASE_NAME
-from .wrappers import is_wrapper, tensor_bytes
+from .wrappers import is_wrapper, over_originals, tensor_bytes
 
 __all__ = [
     "BASE_NAME",
@@ -21,5 +21,6 @@ __all__ = [
     "WeightPatch",
     "attach",
     "is_wrapper",
+    "over_originals",
     "tensor_bytes",
 ]

@@ -190,3 +190,36 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.shape == other.shape
         and one.stride() == other.stride()
     )
+
+
+def over_originals(wrapper: torch.Tensor, originals: list[torch.Tensor]) -> nn.Parameter | None:
+    """``wrapper`` anew, over those of ``originals`` that inner tensors of it are copies of.
+
+    Many a loader copies the smaller of them on the way; what has the same bytes in a file need not
+    be in memory a second time. Each original that is used is taken off the list.
+
+    Returns: None where nothing changes, or where it cannot be put together anew.
+    """
+    inner = dict(inner_tensors(wrapper))
+    found = {
+        place: original
+        for place, tensor in inner.items()
+        if (original := _original_of(tensor, originals)) is not None
+    }
+    if not found or refusal_of(wrapper):
+        return None
+    return as_parameter(Recipe.of(wrapper).made_of({**inner, **found}))
+
+
+def _original_of(tensor: torch.Tensor, originals: list[torch.Tensor]) -> torch.Tensor | None:
+    if not tensor.is_contiguous() or not tensor.nelement():
+        return None
+    bits = tensor.reshape(-1).view(torch.uint8)
+    for place, original in enumerate(originals):
+        if original.nbytes != tensor.nbytes or not original.is_contiguous():
+            continue
+        same = original.reshape(-1).view(torch.uint8)
+        if torch.equal(same, bits):
+            del originals[place]
+            return same.view(tensor.dtype).reshape(tensor.shape)
+    return None

@@ -47,6 +47,18 @@ def test_quantised_file_patched_or_not_gives_the_stock_result(
     passes(quantised_lines, name, COMPARISONS)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_figures_of_a_quantised_file_are_those_of_its_tensors(
+    quantised_lines: Lines, name: str
+) -> None:
+    version = said(quantised_lines, "version")[0]
+    if name not in said(quantised_lines, "known"):
+        pytest.skip(f"ComfyUI {version} does not read {name}")
+    if name == "fp8_old" and "fp8" not in said(quantised_lines, "known"):
+        pytest.skip(f"ComfyUI {version} converts the rest of such a file on loading")
+    passes(quantised_lines, f"{name} sizes", 5)
+
+
 def test_every_comfyui_reads_the_oldest_of_the_formats(quantised_lines: Lines) -> None:
     assert "fp8_old" in said(quantised_lines, "known")
 

@@ -34,7 +34,7 @@ from ....offload_core.values import (
     size_text,
 )
 from .dtypes import DtypeChoice, choose_dtypes, widens_exactly
-from .quantised import held_dtypes, is_code, refuse_unknown
+from .quantised import held_dtypes, is_code, refuse_unknown, take_back
 
 _LOG = logging.getLogger("courier")
 _MAPPABLE_SUFFIXES = (".safetensors", ".sft", ".json")
@@ -244,6 +244,7 @@ def _assign(
     _refuse_missing(model, missing, name)
     if unexpected:
         _LOG.info("%s: %d tensors are not part of the model", name, len(unexpected))
+    take_back(model.diffusion_model, ready)
     given = {f"diffusion_model.{key}": dtype for key, dtype in usable.items()}
     return {**stored, **held_dtypes(model, given)}
 

@@ -16,7 +16,7 @@ import comfy.utils
 import comfyui_version
 import torch
 
-from ....offload_core.run import is_wrapper
+from ....offload_core.run import is_wrapper, over_originals
 from ....offload_core.values import CheckpointFormatError
 
 MARK = ".comfy_quant"
@@ -80,6 +80,29 @@ def held_dtypes(model: torch.nn.Module, given: Mapping[str, torch.dtype]) -> dic
         if is_wrapper(parameter) or parameter.dtype != given.get(key, parameter.dtype):
             found[key] = parameter.dtype
     return found
+
+
+def take_back(model: torch.nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Have quantised weights lie where they were given: ComfyUI copies their scales on loading.
+
+    Args:
+        given: what the model was loaded from, by its own keys.
+    """
+    held = {one.data_ptr() for one in model.parameters()}
+    spare: dict[str, list[torch.Tensor]] = {}
+    for key, tensor in given.items():
+        if tensor.data_ptr() not in held:
+            spare.setdefault(key.rpartition(".")[0], []).append(tensor)
+    made: dict[int, torch.nn.Parameter | None] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if not is_wrapper(parameter):
+                continue
+            if id(parameter) not in made:
+                made[id(parameter)] = over_originals(parameter, spare.get(path, []))
+            again = made[id(parameter)]
+            if again is not None:
+                module._parameters[attribute] = again
 
 
 def _known_formats() -> set[str]:

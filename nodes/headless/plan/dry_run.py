@@ -53,13 +53,14 @@ from ....offload_core.values import (
 )
 from ...default_budget import AUTOMATIC_HOST_SHARE, CARD_HEADROOM_GIB
 from ..errors import UsageError, WorkflowFileError
-from .names import BASE, layers_of, without_other_models
+from .names import BASE, layers_of, without_marks, without_other_models
 
 ASSUMED_LINK_GB_PER_SECOND = 25.0
 """PCIe 4 x16, page-locked. PCIe 5 has about 55, PCIe 3 about 12."""
 ASSUMED_ACTIVATION_GIB = 1.0
 _CARD_HEADROOM_BYTES = int(CARD_HEADROOM_GIB * GIB)
 _GB = 10**9
+_COPIES_FROM = 1 << 46
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def dry_run(asked: DryRun) -> dict[str, Any]:
 
 def _entries(headers: Sequence[CheckpointHeader]) -> dict[str, TensorEntry]:
     entries = {name: entry for header in headers for name, entry in header.entries.items()}
-    inside = without_other_models(entries)
+    inside = without_other_models(without_marks(entries))
     return {inner: entries[name] for name, inner in inside.items()}
 
 
@@ -139,7 +140,7 @@ def _request(
             _cost(name, [entries[tensor] for tensor in tensors]) for name, tensors in layers.items()
         ),
         base_device_bytes=sum(align_up(entry.size_bytes, ALIGNMENT) for entry in base),
-        base_copied_bytes=0,
+        base_copied_bytes=sum(entry.size_bytes for entry in base if not _is_mappable(entry)),
         device_budget_bytes=device,
         host_budget_bytes=host,
         activation_bytes=activation,
@@ -153,13 +154,22 @@ def _request(
 
 
 def _cost(name: str, entries: Sequence[TensorEntry]) -> LayerCost:
-    # The file is mapped from a page's beginning, so offsets in it lie as addresses will.
-    extents = sorted((Extent(e.file_offset, e.size_bytes) for e in entries), key=_address)
-    return LayerCost(name, tuple(extents), (True,) * len(extents))
+    # The file is mapped from a page's beginning, so offsets in it lie as addresses will. A copy is
+    # memory of its own, which lies nowhere near the file.
+    copies = (entry for entry in entries if not _is_mappable(entry))
+    mapped = (entry for entry in entries if _is_mappable(entry))
+    extents = [Extent(entry.file_offset, entry.size_bytes) for entry in mapped]
+    in_file, address = len(extents), _COPIES_FROM
+    for entry in copies:
+        extents.append(Extent(address, entry.size_bytes))
+        address += align_up(entry.size_bytes, PAGE_BYTES) + ALIGNMENT
+    extents[:in_file] = sorted(extents[:in_file], key=lambda extent: extent.address)
+    return LayerCost(name, tuple(extents), tuple(i < in_file for i in range(len(extents))))
 
 
-def _address(extent: Extent) -> int:
-    return extent.address
+def _is_mappable(entry: TensorEntry) -> bool:
+    """Whether the load will use the file's bytes in place: as the mapping has it."""
+    return entry.file_offset % entry.dtype.itemsize == 0
 
 
 def _device(asked: DryRun) -> tuple[int | None, str]:
@@ -228,6 +238,7 @@ def _answer(request: PlanRequest, plan: Plan, link: float) -> dict[str, Any]:
             "activation_bytes": plan.activation_bytes,
             "host_locked_bytes": plan.lock_bytes,
             "host_staging_bytes": plan.staging_bytes,
+            "host_copied_bytes": plan.copied_bytes,
             "streamed_bytes": streamed,
             "pinned_bytes": min(locked, streamed),
             "mapped_bytes": max(0, streamed - locked),

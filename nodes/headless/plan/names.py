@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 _MODEL_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 BASE = "(outside the blocks)"
+_MARKS = (".comfy_quant", "scaled_fp8")
 
 
 def without_other_models(names: Iterable[str]) -> dict[str, str]:
@@ -21,6 +22,12 @@ def without_other_models(names: Iterable[str]) -> dict[str, str]:
         if inside:
             return inside
     return {name: name for name in found}
+
+
+def without_marks(names: Iterable[str]) -> list[str]:
+    """The names of weights alone: what only says how others are quantised is read once, and is no
+    part of the model."""
+    return [name for name in names if not name.endswith(_MARKS)]
 
 
 def layers_of(names: Iterable[str]) -> dict[str, list[str]]:

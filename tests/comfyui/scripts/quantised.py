@@ -20,6 +20,7 @@ import torch
 
 bootstrap.load_comfyui()
 
+import comfy.model_management as management  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.utils  # noqa: E402
 import comfyui_version  # noqa: E402
@@ -37,6 +38,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 pack = bootstrap.load_pack()
 loading = bootstrap.submodule(pack, "nodes.comfyui.loading")
 values = bootstrap.submodule(pack, "offload_core.values")
+dry_run = bootstrap.submodule(pack, "nodes.headless.plan.dry_run")
 
 failures: list[str] = []
 part = ""
@@ -53,12 +55,12 @@ def same(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @contextmanager
-def quantised(how: Format) -> Iterator[Path]:
+def quantised(how: Format, rest: torch.dtype = torch.bfloat16) -> Iterator[Path]:
     """The small Wan in that format, in the folder that the loader looks into."""
     plain = bootstrap.model_file("wan")
     file = plain.with_name(f"quantised {how.name}.safetensors")
     try:
-        yield write_quantised(file, plain, how)
+        yield write_quantised(file, plain, how, rest)
     finally:
         file.unlink(missing_ok=True)
 
@@ -116,6 +118,38 @@ def one_format(how: Format) -> None:
             same(f"{plan}: clean once more", bootstrap.sample(model), wanted["plain"])
 
 
+def sizes(how: Format) -> None:
+    """What is said of a file is what it holds, and what ``courier.py plan`` says of it."""
+    # The rest in the dtype that it is computed in on a CPU: ComfyUI copies what it has to convert.
+    with quantised(how, rest=torch.float32) as file:
+        in_file = sum(
+            tensor.nbytes
+            for name, tensor in load_file(file).items()
+            if not name.endswith((".comfy_quant", "scaled_fp8"))
+        )
+        model = courier(file, values.Budget())
+        engine = model.courier_engine
+        snapshot = engine.snapshot()
+        held = sum(layer.size_bytes for layer in snapshot.layers)
+        near(f"held {held}, in the file {in_file}", held, in_file, 0.005)
+        buffers = sum(buffer.nbytes for buffer in model.model.buffers())
+        core = management.module_size(model.model)
+        near(f"held {held}, by ComfyUI {core}", held + buffers, core, 0.005)
+        copied = snapshot.memory.copied_bytes
+        check(f"{copied} bytes are copies", copied <= in_file * 0.005)
+        planned = dry_run.dry_run(dry_run.DryRun(str(file), vram_gib=1.0, activation_gib=0.0))
+        at_least, promised = smallest_of(engine), planned["smallest"]["device_bytes"]
+        near(f"smallest {at_least}, planned {promised}", at_least, promised, 0.01)
+        engine.load(values.Budget(at_least, 0))
+        reason = engine.snapshot().layers[-1].reason
+        check(f"the reason has {len(reason)} characters", len(reason) <= 300)
+        engine.unload()
+
+
+def near(what: str, one: int, other: int, share: float) -> None:
+    check(what, abs(one - other) <= share * other)
+
+
 def unknown_formats() -> None:
     """What this ComfyUI would take for something else is refused; the rest is not."""
     from comfy.quant_ops import QUANT_ALGOS
@@ -161,7 +195,12 @@ def run(name: str) -> None:
             if name in PARTS:
                 PARTS[name]()
             else:
-                one_format(next(how for how in FORMATS if how.name == name))
+                how = next(how for how in FORMATS if how.name == name)
+                one_format(how)
+                # Before it read marks, ComfyUI gave all matrices of such a file that dtype.
+                if how.place != "old" or hasattr(comfy.utils, "convert_old_quants"):
+                    part = f"{name} sizes"
+                    sizes(how)
     except Exception:
         traceback.print_exc()
         check("ran to its end (see stderr)", False)

@@ -90,13 +90,15 @@ def _quantise(name: str, tensor: torch.Tensor, how: Format) -> Tensors:
     return {key: part.contiguous() for key, part in quantised.state_dict(name).items()}
 
 
-def write_quantised(file: Path, plain: Path, how: Format) -> Path:
-    """``plain``, a bf16 file, with the matrices of its blocks quantised."""
+def write_quantised(
+    file: Path, plain: Path, how: Format, rest: torch.dtype = torch.bfloat16
+) -> Path:
+    """``plain``, a bf16 file: the matrices of its blocks quantised, and the rest in ``rest``."""
     tensors: Tensors = {}
     layers: dict[str, dict[str, Any]] = {}
     for name, tensor in load_file(plain).items():
         if not is_block_matrix(name, tensor):
-            tensors[name] = tensor
+            tensors[name] = tensor.to(rest)
             continue
         stem = name.removesuffix(".weight")
         tensors |= _quantise(name, tensor, how)

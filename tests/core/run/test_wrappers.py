@@ -17,8 +17,9 @@ from torch import nn
 from offload_core.device import FakeBackend
 from offload_core.host import FileMapping, open_mapping
 from offload_core.plan import find_block_lists
-from offload_core.run import LayerEngine, is_wrapper, tensor_bytes
+from offload_core.run import LayerEngine, is_wrapper, over_originals, tensor_bytes
 from offload_core.run.weights import take_inventory
+from offload_core.run.wrappers import Recipe, Site, Wrapper, WrapperBinding
 from offload_core.values import Budget, EngineState
 
 ROWS, COLUMNS = 48, 64
@@ -298,6 +299,30 @@ def test_a_pass_only_swaps_references(
             pair.module(pair.x)
     # Two slots take turns, so two passes may each have their own, and no third.
     assert made[2] | made[3] <= made[0] | made[1]
+    # All of each lies in the slot, which is poisoned by now: none holds device memory of its own.
+    streamed = [one for one in alive if one.scale.isnan()]
+    assert len({id(one) for one in streamed}) >= 5
+    assert all(one.shift is None or one.shift.isnan().all() for one in streamed)
+
+
+def test_a_binding_that_is_kept_sees_parts_that_moved_meanwhile() -> None:
+    layer = Layer(
+        Coded(torch.ones(2, 2, dtype=torch.int8), torch.tensor(1.0)), *torch.ones(2, 2, 2)
+    )
+    home = layer.coded
+    places = frozenset({("codes",), ("scale",)})
+    wrapper = Wrapper(home, [Site(layer, "coded")], Recipe.of(home), places)
+    codes = WrapperBinding(wrapper, {("codes",): torch.full((2, 2), 3, dtype=torch.int8)})
+    for figure in (5.0, 7.0):
+        scale = WrapperBinding(wrapper, {("scale",): torch.tensor(figure)})
+        scale.bind()
+        assert layer.coded is home
+        codes.bind()
+        assert torch.equal(layer.coded.plain(), torch.full((2, 2), 3 * figure))
+        scale.unbind()
+        assert layer.coded is home
+        codes.unbind()
+        assert layer.coded is home
 
 
 def test_what_a_wrapper_holds_is_counted_and_what_lies_in_the_file_is_no_copy(
@@ -479,3 +504,27 @@ def test_a_reason_is_short_however_many_weights_stay(engine_over: Over) -> None:
     reason = engine.snapshot().layers[-1].reason
     assert len(reason) <= 300
     assert "and 397 more" in reason
+
+
+def test_copies_of_what_a_file_has_are_given_up_for_it(
+    make: Callable[..., Pair], engine_over: Over, share_of: Callable[..., int]
+) -> None:
+    pair = make(4)
+    for block in pair.module.blocks:
+        old = block.coded
+        shift = None if old.shift is None else old.shift.clone()
+        copied = wrapped(Coded(old.codes, old.scale.clone(), shift))
+        spare = [old.scale] if old.shift is None else [torch.zeros(COLUMNS), old.shift, old.scale]
+        again = over_originals(copied, spare)
+        assert again is not None
+        assert again.scale.data_ptr() == old.scale.data_ptr()
+        assert [one.sum().item() for one in spare] == ([] if old.shift is None else [0])
+        assert over_originals(again, []) is None
+        block.coded = again
+    engine = engine_of(engine_over, pair)
+    assert engine.snapshot().memory.copied_bytes == 0
+    engine.load(Budget(share_of(engine, 30), 0))
+    with engine.run():
+        assert pair.is_exact()
+    broken = wrapped(Broken(torch.ones(2, 2, dtype=torch.int8), torch.tensor(3.0)))
+    assert over_originals(broken, [torch.tensor(3.0)]) is None

@@ -23,6 +23,9 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.scale = nn.Parameter(torch.ones(width))
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
 
 class Dit(nn.Module):
     """As DiTs are: a list of blocks, and small Sequentials outside of it."""
@@ -183,3 +186,55 @@ def test_what_cannot_be_planned_is_one_sentence(
     for asked, kind, words in cases:
         with pytest.raises(kind, match=words):
             dry.dry_run(asked)
+
+
+def test_a_file_whose_tensors_lie_askew_is_planned_with_copies(
+    dry: Any, save: Callable[..., str]
+) -> None:
+    """They cannot be used where they are: the load reads them into memory, and so does the plan."""
+    file = Path(save(Dit()))
+    askew = file.with_name("askew.safetensors")
+    header_bytes = int.from_bytes(file.read_bytes()[:8], "little")
+    text = file.read_bytes()[8:]
+    # One more byte of header, and nothing behind it lies on a boundary.
+    askew.write_bytes((header_bytes + 1).to_bytes(8, "little") + text[:header_bytes] + b" "
+                      + text[header_bytes:])  # fmt: skip
+    asked = {"vram_gib": 1.0, "host_gib": 1.0, "activation_gib": 0.0}
+    plain = dry.dry_run(dry.DryRun(str(file), **asked))
+    copied = dry.dry_run(dry.DryRun(str(askew), **asked))
+    assert plain["planned"]["host_copied_bytes"] == 0
+    assert copied["planned"]["host_copied_bytes"] == copied["bytes"] == plain["bytes"]
+    assert copied["smallest"] == plain["smallest"]
+    asked["host_gib"] = plain["bytes"] / 2 / (1 << 30)
+    assert dry.dry_run(dry.DryRun(str(file), **asked))["fits"]
+    assert not dry.dry_run(dry.DryRun(str(askew), **asked))["fits"]
+
+
+def test_one_tensor_that_lies_askew_makes_a_copy_of_no_other(dry: Any, tmp_path: Path) -> None:
+    """Small ones lie between large ones in quantised files."""
+    tensors = {f"blocks.{i}.a.weight": torch.zeros(512, 512, dtype=torch.int8) for i in range(4)}
+    file = tmp_path / "small ones.safetensors"
+    save_file({**tensors, "blocks.1.a.scale": torch.zeros(()), "z": torch.zeros(3)}, file)
+    text = file.read_bytes()
+    header_bytes = int.from_bytes(text[:8], "little")
+    header = text[8 : 8 + header_bytes].rstrip(b" ")
+    padding = b" " * ((3 - len(header) - 8) % 4)  # four bytes of a scale at an odd place
+    whole = header + padding
+    file.write_bytes(len(whole).to_bytes(8, "little") + whole + text[8 + header_bytes :])
+    plan = dry.dry_run(dry.DryRun(str(file), vram_gib=1.0, host_gib=1.0, activation_gib=0.0))
+    assert plan["planned"]["host_copied_bytes"] == 4 + 12
+
+
+def test_what_only_says_how_others_are_quantised_is_no_weight(dry: Any, tmp_path: Path) -> None:
+    matrix = torch.zeros(256, 256, dtype=torch.int8)
+    tensors = {f"blocks.{i}.a.weight": matrix.clone() for i in range(3)}
+    marks = {f"blocks.{i}.a.comfy_quant": torch.zeros(33, dtype=torch.uint8) for i in range(3)}
+    plain, marked = tmp_path / "plain.safetensors", tmp_path / "marked.safetensors"
+    save_file(tensors, plain)
+    save_file({**tensors, **marks, "scaled_fp8": torch.zeros(2)}, marked)
+    plans = [
+        dry.dry_run(dry.DryRun(str(file), vram_gib=1.0, host_gib=1.0, activation_gib=0.0))
+        for file in (plain, marked)
+    ]
+    assert plans[0]["smallest"] == plans[1]["smallest"]
+    assert plans[0]["bytes"] == plans[1]["bytes"]
