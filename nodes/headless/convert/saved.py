@@ -124,8 +124,9 @@ def _subgraphs(
 def _graph(data: Mapping[str, Any], goes_by_list: bool) -> Graph:
     links = {link.id: link for link in map(_link, _listed(data.get("links"))) if link is not None}
     nodes = [node_of(node) for node in _dicts(data.get("nodes"))]
-    targets = {(link.target_id, link.target_slot): link.id for link in links.values()}
-    listed = targets if goes_by_list else {}
+    listed: dict[tuple[str, int], str] = {}
+    for link in links.values() if goes_by_list else ():
+        listed.setdefault((link.target_id, link.target_slot), link.id)
     return Graph(
         str(data.get("id", "")),
         str(data.get("name") or ""),
