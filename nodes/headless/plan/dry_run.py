@@ -54,6 +54,7 @@ from ....offload_core.values import (
 from ...default_budget import AUTOMATIC_HOST_SHARE, CARD_HEADROOM_GIB
 from ..errors import UsageError, WorkflowFileError
 from .names import BASE, layers_of, without_other_models
+from .usable import copied_text, lies_well
 
 ASSUMED_LINK_GB_PER_SECOND = 25.0
 """PCIe 4 x16, page-locked. PCIe 5 has about 55, PCIe 3 about 12."""
@@ -116,9 +117,10 @@ def dry_run(asked: DryRun) -> dict[str, Any]:
     try:
         plan = make_plan(request)
     except BudgetError as error:
-        message = f"{error}{_as_card(asked, error)}"
+        message = f"{error}{_as_card(asked, error)}{copied_text(entries.values())}"
         return {**answer, "fits": False, "message": message, "layers": [], "step": None}
-    return {**answer, **_answer(request, plan, link)}
+    found = _answer(request, plan, link)
+    return {**answer, **found, "message": found["message"] + copied_text(entries.values())}
 
 
 def _entries(headers: Sequence[CheckpointHeader]) -> dict[str, TensorEntry]:
@@ -139,7 +141,7 @@ def _request(
             _cost(name, [entries[tensor] for tensor in tensors]) for name, tensors in layers.items()
         ),
         base_device_bytes=sum(align_up(entry.size_bytes, ALIGNMENT) for entry in base),
-        base_copied_bytes=0,
+        base_copied_bytes=sum(entry.size_bytes for entry in base if not lies_well(entry)),
         device_budget_bytes=device,
         host_budget_bytes=host,
         activation_bytes=activation,
@@ -154,12 +156,9 @@ def _request(
 
 def _cost(name: str, entries: Sequence[TensorEntry]) -> LayerCost:
     # The file is mapped from a page's beginning, so offsets in it lie as addresses will.
-    extents = sorted((Extent(e.file_offset, e.size_bytes) for e in entries), key=_address)
-    return LayerCost(name, tuple(extents), (True,) * len(extents))
-
-
-def _address(extent: Extent) -> int:
-    return extent.address
+    ordered = sorted(entries, key=lambda entry: entry.file_offset)
+    extents = tuple(Extent(entry.file_offset, entry.size_bytes) for entry in ordered)
+    return LayerCost(name, extents, tuple(map(lies_well, ordered)))
 
 
 def _device(asked: DryRun) -> tuple[int | None, str]:
@@ -215,6 +214,12 @@ def _answer(request: PlanRequest, plan: Plan, link: float) -> dict[str, Any]:
     streamed = sum(layer["streamed_bytes"] for layer in layers)
     counts = {p.value: sum(layer["placement"] == p.value for layer in layers) for p in Placement}
     locked = sum(layer["locked_bytes"] for layer in layers)
+    copied = sum(
+        cost.extents[i].size_bytes
+        for cost, layer in zip(request.layers, plan.layers, strict=True)
+        for i in range(layer.streamed.first, layer.streamed.last)
+        if not cost.mapped[i]
+    )
     return {
         "fits": True,
         "message": f"{size_text(plan.device_bytes)} of weights and buffers on the card, "
@@ -230,7 +235,8 @@ def _answer(request: PlanRequest, plan: Plan, link: float) -> dict[str, Any]:
             "host_staging_bytes": plan.staging_bytes,
             "streamed_bytes": streamed,
             "pinned_bytes": min(locked, streamed),
-            "mapped_bytes": max(0, streamed - locked),
+            "mapped_bytes": max(0, streamed - copied - locked),
+            "copied_bytes": copied,
         },
         "counts": counts,
         "step": {
