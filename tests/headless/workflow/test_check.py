@@ -289,7 +289,7 @@ def test_a_catalog_that_is_odd_does_not_end_the_check(headless: Headless) -> Non
 
 def test_of_an_unknown_input_only_a_node_and_a_number_is_a_link(check: Check) -> None:
     """ComfyUI ignores anything else there, and so do we."""
-    for value in (["", "a", "b", ""], ["1", "a"], [1, 2], [], ["1", 0, 1], [["1", 0]]):
+    for value in (["", "a", "b", ""], ["1", "a"], ["5", "x"], [1, 2], [], ["1", 0, 1], [["1", 0]]):
         checked = check(changed(saved=value))
         assert checked.faults == (), value
         assert "no input 'saved'; it is ignored" in checked.notes[0]
