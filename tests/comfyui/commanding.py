@@ -16,9 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from devtools.comfy_cli import ensure_comfy_cli
 from devtools.comfyui_host import ComfyUIHost
-from devtools.paths import checkout
 from devtools.small_workflows import Prompt, loaded_with, workflow
 
 from ..courier_command import COMMAND, load_courier
@@ -42,8 +40,8 @@ class Done:
 def environment(
     server: ComfyUIHost | None, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """For the command: that server, and comfy-cli's own environment."""
-    found = {**os.environ, "COURIER_COMFY_CLI_PYTHON": str(ensure_comfy_cli(checkout()))}
+    """For the command: that server."""
+    found = dict(os.environ)
     for name in ("PYTHONPATH", "COURIER_TOKEN", "COURIER_SERVER"):
         found.pop(name, None)
     if server is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Browser, Page
 
 from devtools.comfy_cli import ensure_templates
@@ -342,3 +343,26 @@ def test_the_dry_run_finds_the_layers_that_the_server_finds(bench: Bench) -> Non
         done = bench.run("plan", str(file), "--vram", "2", "--json")
         assert done.status == 0, done.out
         assert {layer["name"]: layer["bytes"] for layer in done.json["layers"]} == theirs
+
+
+def test_where_the_form_that_ran_is_too_old_the_saved_one_beside_it_is_taken(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """A picture of an older ComfyUI: a class that has another name now."""
+    saved = everything(bench.small_models)
+    ran = {"1": {"class_type": "ASaverOfLongAgo", "inputs": {"images": ["2", 0]}}}
+    info = PngInfo()
+    info.add_text("prompt", json.dumps(ran))
+    info.add_text("workflow", json.dumps(saved))
+    picture = tmp_path / "old.png"
+    Image.new("RGB", (8, 8)).save(picture, pnginfo=info)
+    done = bench.run("check", str(picture), "--json")
+    assert done.status == 0, done.err
+    assert "the saved form beside it fits better" in done.err
+    assert done.json["nodes"] == 8
+    info = PngInfo()
+    info.add_text("prompt", json.dumps(ran))
+    Image.new("RGB", (8, 8)).save(picture, pnginfo=info)
+    done = bench.run("check", str(picture), "--json")
+    assert done.status == 4
+    assert done.json["error"]["faults"][0]["class_type"] == "ASaverOfLongAgo"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..workflow.texts import as_text
 from .hosts import Hosts
 from .page import Kind, Level, PageGraph, PageNode
 from .page_class import UNDEFINED
@@ -98,6 +99,8 @@ def _written(valued: Valued) -> Any:
     value = valued.value
     if valued.widget.is_dynamic_text and isinstance(value, str):
         return dynamic_text(value)
+    if valued.widget.is_text_area and not isinstance(value, (list, dict)):
+        return as_text(value)  # the page's field holds nothing else
     if valued.widget.type == "CURVE" and isinstance(value, (list, dict)):
         return {"__type__": "CURVE", "__value__": value}
     return _value(value)

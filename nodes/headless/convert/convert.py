@@ -88,7 +88,7 @@ def _converted_or_error(
 def _converted(
     data: Mapping[str, Any], classes: Mapping[str, PageClass], rules: Rules
 ) -> Converted:
-    saved = read_saved(data)
+    saved = read_saved(data, rules.goes_by_list)
 
     def opened(graph: Graph) -> PageGraph:
         return page_graph(ungrouped(graph, saved.groups, classes), classes, saved.subgraphs)

@@ -221,7 +221,12 @@ def _valued(found: _Group, group: SavedNode, classes: Mapping[str, PageClass]) -
     """The nodes with the values that the group gives to them."""
     saved = group.values if isinstance(group.values, list) else []
     given: list[dict[str, Any]] = [{} for _ in found.nodes]
-    for (_, index, widget), value in zip(found.widgets, saved, strict=False):
+    widgets = found.widgets
+    if len(saved) < len(widgets):
+        # A class may have got a widget since: one that the nodes in the file have no input for.
+        then = [(n, i, w) for n, i, w in widgets if _was_there(found.nodes[i], w)]
+        widgets = then if len(then) == len(saved) else widgets
+    for (_, index, widget), value in zip(widgets, saved, strict=False):
         given[index].setdefault(widget.name, value)
     nodes = []
     for node, values in zip(found.nodes, given, strict=True):
@@ -233,6 +238,11 @@ def _valued(found: _Group, group: SavedNode, classes: Mapping[str, PageClass]) -
         else:
             nodes.append(node)
     return [replace(n, inputs=tuple(replace(s, link=None) for s in n.inputs)) for n in nodes]
+
+
+def _was_there(node: SavedNode, widget: Widget) -> bool:
+    named = {slot.widget for slot in node.inputs if slot.widget is not None}
+    return not named or widget.belongs_to is None or widget.name in named
 
 
 def _input_name(node: SavedNode, slot: int, classes: Mapping[str, PageClass]) -> str:

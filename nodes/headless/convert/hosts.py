@@ -66,7 +66,7 @@ class Hosts:
         has_controls = len(saved) > len(promoted) and not _proxies(node)
         place = 0
         for name, widget in promoted:
-            if place < len(saved):
+            if place < len(saved) and saved[place] is not None:
                 found.own[name] = saved[place]
             place += 2 if has_controls and _has_control(widget) else 1
         for (node_id, name), value in _listed(node, saved):

@@ -93,6 +93,12 @@ class Widget:
         return None if self.belongs_to is None else self.belongs_to.type
 
     @property
+    def is_text_area(self) -> bool:
+        """Whether it is a field of several lines."""
+        spec = self.belongs_to
+        return spec is not None and spec.type == "STRING" and bool(spec.options.get("multiline"))
+
+    @property
     def is_dynamic_text(self) -> bool:
         """``{a|b}`` in it is one of the two."""
         return self.belongs_to is not None and bool(self.belongs_to.options.get("dynamicPrompts"))

@@ -115,7 +115,7 @@ class Resolver:
             if here is None:
                 return None
             other = here.page.nodes[node.partner]
-            if other.saved.mode == MUTED or not other.inputs:
+            if not other.inputs:  # its mode does not matter: the link is taken from before it
                 return None
             return self._input(here, other, other.inputs[0], wanted, seen)
         if not 0 <= place < len(node.inputs):

@@ -92,45 +92,58 @@ class SavedWorkflow:
     groups: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_saved(data: Mapping[str, Any]) -> SavedWorkflow:
-    """Raises: WorkflowFileError where there are no nodes."""
+def read_saved(data: Mapping[str, Any], goes_by_list: bool = True) -> SavedWorkflow:
+    """
+    Args:
+        goes_by_list: whether a link counts that is in the list of links, and not at its input.
+    Raises: WorkflowFileError where there are no nodes.
+    """
     if not data.get("nodes"):
         raise WorkflowFileError("the workflow has no nodes")
     extra = data.get("extra")
     groups = extra.get("groupNodes") if isinstance(extra, dict) else None
     return SavedWorkflow(
-        _graph(data), dict(_subgraphs(data, 0)), groups if isinstance(groups, dict) else {}
+        _graph(data, goes_by_list),
+        dict(_subgraphs(data, 0, goes_by_list)),
+        groups if isinstance(groups, dict) else {},
     )
 
 
-def _subgraphs(data: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Graph]]:
+def _subgraphs(
+    data: Mapping[str, Any], depth: int, goes_by_list: bool
+) -> Iterator[tuple[str, Graph]]:
     definitions = data.get("definitions")
     found = definitions.get("subgraphs") if isinstance(definitions, dict) else None
     for item in _dicts(found):
         if isinstance(item.get("id"), str):
-            yield item["id"], _graph(item)
+            yield item["id"], _graph(item, goes_by_list)
             if depth < 50:  # deeper than anyone nests; a hostile file ends here
-                yield from _subgraphs(item, depth + 1)
+                yield from _subgraphs(item, depth + 1, goes_by_list)
 
 
-def _graph(data: Mapping[str, Any]) -> Graph:
+def _graph(data: Mapping[str, Any], goes_by_list: bool) -> Graph:
     links = {link.id: link for link in map(_link, _listed(data.get("links"))) if link is not None}
     nodes = [node_of(node) for node in _dicts(data.get("nodes"))]
+    listed: dict[tuple[str, int], str] = {}
+    for link in links.values() if goes_by_list else ():
+        listed.setdefault((link.target_id, link.target_slot), link.id)
     return Graph(
         str(data.get("id", "")),
         str(data.get("name") or ""),
-        {node.id: _linked(node, links) for node in nodes if node is not None},
+        {node.id: _linked(node, links, listed) for node in nodes if node is not None},
         links,
         _slots(data.get("inputs")),
         _slots(data.get("outputs")),
     )
 
 
-def _linked(node: SavedNode, links: Mapping[str, Link]) -> SavedNode:
+def _linked(
+    node: SavedNode, links: Mapping[str, Link], listed: Mapping[tuple[str, int], str]
+) -> SavedNode:
     """An input knows its link; of a link that is in the list no more, nothing comes."""
     inputs = tuple(
-        slot if slot.link is None or slot.link in links else replace(slot, link=None)
-        for slot in node.inputs
+        slot if slot.link in links else replace(slot, link=listed.get((node.id, place)))
+        for place, slot in enumerate(node.inputs)
     )
     return replace(node, inputs=inputs)
 

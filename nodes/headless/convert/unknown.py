@@ -4,7 +4,8 @@ A pack may bring nodes that are there for the page only: labels, bookmarks, swit
 reroutes, pairs that carry a link without a line. Their names say nothing; what they do does.
 
 - What has no link at all runs nowhere and gives nothing to anybody.
-- A node that has one input and one output of any type, and no values, passes its link on.
+- A node that has one input and one output of any type, or of one type that the input is named
+  after, and no values but a name, passes its link on.
 - Two nodes with the same text for their only value, of which one takes a link and the other one
   gives, are the ends of one link.
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from ..workflow.schema import ANYTHING, fits
 from .page import Kind, PageGraph, PageNode
-from .saved import BYPASSED, MUTED
+from .saved import BYPASSED, MUTED, Slot
 
 SEARCH_NAME = "Node name for S&R"
 _GIVES, _TAKES = re.compile("get", re.I), re.compile("set", re.I)
@@ -53,6 +54,8 @@ def decide(pages: Sequence[PageGraph]) -> Decided:
         if partner is not None:
             node.kind, node.partner = Kind.PASSING, partner.id
             partner.kind = Kind.PASSING
+        elif node.kind is Kind.UNKNOWN and _is_empty_getter(node):
+            node.kind = Kind.PASSING
     left_out = []
     for page, node in unknown:
         if node.kind is Kind.UNKNOWN and (_is_idle(page, node) or node in broadcasters):
@@ -88,26 +91,40 @@ def _is_idle(page: PageGraph, node: PageNode) -> bool:
 
 
 def _only_looks(node: PageNode) -> bool:
-    """All that it takes may be of any type, it has no values, and no server has described it."""
+    """No server has described it, and it does nothing but take what there is."""
     return (
         SEARCH_NAME not in node.saved.properties
-        and not node.saved.values
-        and all(slot.type in ANYTHING for slot in node.inputs)
+        and (not node.saved.values or _key(node) is not None)
+        and all(_takes_as_it_is(slot) for slot in node.inputs)
     )
+
+
+def _takes_as_it_is(slot: Slot) -> bool:
+    """Of any type, or named after its type: an input of a class has a name of its own."""
+    return slot.type in ANYTHING or slot.name in ("", "*", str(slot.type))
 
 
 def _is_reroute(node: PageNode) -> bool:
     inputs, outputs = node.saved.inputs, node.saved.outputs
-    if len(inputs) != 1 or len(outputs) != 1 or node.saved.values:
+    if len(inputs) != 1 or len(outputs) != 1:
         return False
-    if "reroute" in node.saved.type.lower():
+    if "reroute" in node.saved.type.lower() and not node.saved.values:
         return True
-    if SEARCH_NAME in node.saved.properties:
-        return False
     takes, gives = inputs[0], outputs[0]
     if takes.type in ANYTHING or gives.type in ANYTHING:
-        return True
-    return takes.type == gives.type and takes.name in ("", "*", str(takes.type))
+        return _only_looks(node)
+    return takes.type == gives.type and _only_looks(node)
+
+
+def _is_empty_getter(node: PageNode) -> bool:
+    """The end of a link that begins nowhere."""
+    return (
+        SEARCH_NAME not in node.saved.properties
+        and not node.inputs
+        and len(node.saved.outputs) == 1
+        and _key(node) is not None
+        and _GIVES.search(node.saved.type) is not None
+    )
 
 
 def _partner(page: PageGraph, node: PageNode, pages: Sequence[PageGraph]) -> PageNode | None:

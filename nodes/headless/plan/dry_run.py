@@ -54,6 +54,7 @@ from ....offload_core.values import (
 from ...default_budget import AUTOMATIC_HOST_SHARE, CARD_HEADROOM_GIB
 from ..errors import UsageError, WorkflowFileError
 from .names import BASE, layers_of, without_marks, without_other_models
+from .usable import copied_text, lies_well
 
 ASSUMED_LINK_GB_PER_SECOND = 25.0
 """PCIe 4 x16, page-locked. PCIe 5 has about 55, PCIe 3 about 12."""
@@ -117,9 +118,10 @@ def dry_run(asked: DryRun) -> dict[str, Any]:
     try:
         plan = make_plan(request)
     except BudgetError as error:
-        message = f"{error}{_as_card(asked, error)}"
+        message = f"{error}{_as_card(asked, error)}{copied_text(entries.values())}"
         return {**answer, "fits": False, "message": message, "layers": [], "step": None}
-    return {**answer, **_answer(request, plan, link)}
+    found = _answer(request, plan, link)
+    return {**answer, **found, "message": found["message"] + copied_text(entries.values())}
 
 
 def _entries(headers: Sequence[CheckpointHeader]) -> dict[str, TensorEntry]:
@@ -140,7 +142,7 @@ def _request(
             _cost(name, [entries[tensor] for tensor in tensors]) for name, tensors in layers.items()
         ),
         base_device_bytes=sum(align_up(entry.size_bytes, ALIGNMENT) for entry in base),
-        base_copied_bytes=sum(entry.size_bytes for entry in base if not _is_mappable(entry)),
+        base_copied_bytes=sum(entry.size_bytes for entry in base if not lies_well(entry)),
         device_budget_bytes=device,
         host_budget_bytes=host,
         activation_bytes=activation,
@@ -156,8 +158,8 @@ def _request(
 def _cost(name: str, entries: Sequence[TensorEntry]) -> LayerCost:
     # The file is mapped from a page's beginning, so offsets in it lie as addresses will. A copy is
     # memory of its own, which lies nowhere near the file.
-    copies = (entry for entry in entries if not _is_mappable(entry))
-    mapped = (entry for entry in entries if _is_mappable(entry))
+    copies = (entry for entry in entries if not lies_well(entry))
+    mapped = (entry for entry in entries if lies_well(entry))
     extents = [Extent(entry.file_offset, entry.size_bytes) for entry in mapped]
     in_file, address = len(extents), _COPIES_FROM
     for entry in copies:
@@ -165,11 +167,6 @@ def _cost(name: str, entries: Sequence[TensorEntry]) -> LayerCost:
         address += align_up(entry.size_bytes, PAGE_BYTES) + ALIGNMENT
     extents[:in_file] = sorted(extents[:in_file], key=lambda extent: extent.address)
     return LayerCost(name, tuple(extents), tuple(i < in_file for i in range(len(extents))))
-
-
-def _is_mappable(entry: TensorEntry) -> bool:
-    """Whether the load will use the file's bytes in place: as the mapping has it."""
-    return entry.file_offset % entry.dtype.itemsize == 0
 
 
 def _device(asked: DryRun) -> tuple[int | None, str]:
@@ -225,6 +222,12 @@ def _answer(request: PlanRequest, plan: Plan, link: float) -> dict[str, Any]:
     streamed = sum(layer["streamed_bytes"] for layer in layers)
     counts = {p.value: sum(layer["placement"] == p.value for layer in layers) for p in Placement}
     locked = sum(layer["locked_bytes"] for layer in layers)
+    copied = sum(
+        cost.extents[i].size_bytes
+        for cost, layer in zip(request.layers, plan.layers, strict=True)
+        for i in range(layer.streamed.first, layer.streamed.last)
+        if not cost.mapped[i]
+    )
     return {
         "fits": True,
         "message": f"{size_text(plan.device_bytes)} of weights and buffers on the card, "
@@ -241,7 +244,8 @@ def _answer(request: PlanRequest, plan: Plan, link: float) -> dict[str, Any]:
             "host_copied_bytes": plan.copied_bytes,
             "streamed_bytes": streamed,
             "pinned_bytes": min(locked, streamed),
-            "mapped_bytes": max(0, streamed - locked),
+            "mapped_bytes": max(0, streamed - copied - locked),
+            "copied_bytes": copied,
         },
         "counts": counts,
         "step": {

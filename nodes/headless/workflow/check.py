@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from .schema import Catalog, NodeSchema, is_good_link, is_link
 from .values import value_fault, without_wrapper
 
 _SHOWN_LENGTH = 60
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _CONVERTER_ONLY = ("Note", "MarkdownNote", "Reroute", "PrimitiveNode")
 
 
@@ -151,6 +153,11 @@ def _missing_class(node: Node, catalog: Catalog) -> Fault:
     text = "this ComfyUI has no such node"
     if node.class_type in _CONVERTER_ONLY:
         text = "is for ComfyUI's page only, and nothing that runs; leave it out of the API form"
+    elif _UUID.fullmatch(node.class_type):
+        text = (
+            "stands for a subgraph, and what is in that is not in the file; save the workflow "
+            "again from the ComfyUI where it works"
+        )
     elif node.class_type.startswith("Courier"):
         text += "; install ComfyUI-Courier there, or a newer one"
     else:
@@ -169,7 +176,8 @@ def _missing_input(search: _Search, node: Node, name: str, schema: NodeSchema) -
     elif near:
         text += f"; there is {near[0]!r}, which this node does not have: was it renamed?"
     else:
-        text += f" ({schema.inputs[name].type}): connect it, or give it a value"
+        spec = schema.inputs[name]
+        text += f" ({spec.type}): connect it" + ("" if spec.is_socket else ", or give it a value")
     return node.fault(FaultKind.MISSING_INPUT, text, name, near)
 
 

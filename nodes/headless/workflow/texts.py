@@ -104,15 +104,15 @@ def _value_of(node: NamedNode, widget: str, prompt: Mapping[str, Any]) -> str | 
     value = inputs.get(widget)
     if widget not in inputs or isinstance(value, list):
         value = node.values[widget]
-    return _as_page_writes(value)
+    return as_text(value)
 
 
-def _as_page_writes(value: Any) -> str:
-    """As JavaScript makes a text of it."""
+def as_text(value: Any) -> str:
+    """As the page, which is JavaScript, makes a text of a value."""
     if value is None:
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return str(int(value))
     if isinstance(value, list):
-        return ",".join(map(_as_page_writes, value))
+        return ",".join(map(as_text, value))
     return value if isinstance(value, str) else json.dumps(value)

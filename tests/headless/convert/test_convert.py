@@ -274,3 +274,24 @@ def test_what_is_left_out_is_told(convert: Any) -> None:
     assert found.prompt == {}
     assert "node 1 (Label (some pack) 'HERE')" in found.notes[0]
     assert "for ComfyUI's page only" in found.notes[0]
+
+
+def test_what_changed_between_pages_goes_by_the_page_of_the_server(convert: Any) -> None:
+    """A link that is in the list only; links out of muted nodes that pass one on."""
+    workflow = bypassed_encoder()
+    workflow["nodes"][1]["mode"] = 0
+    workflow["nodes"][2]["inputs"][0] = slot("left", "ENCODED")
+    for version, inputs in (("1.32.9", {}), ("1.49.6", {}), ("1.58.1", {"left": ["2", 0]})):
+        (found,) = convert.to_api_all([workflow], INFO, version)
+        assert found.prompt["3"]["inputs"] == inputs, version
+    muted = {
+        "nodes": [
+            node(2, "Encode", outputs=[out("ENCODED", 1)]),
+            node(4, "Reroute", mode=2, inputs=[slot("", "*", 1)], outputs=[out("ENCODED", 2)]),
+            node(3, "Condition", inputs=[slot("left", "ENCODED", 2)]),
+        ],
+        "links": [[1, 2, 0, 4, 0, "ENCODED"], [2, 4, 0, 3, 0, "ENCODED"]],
+    }
+    for version, inputs in (("1.32.9", {"left": ["2", 0]}), ("1.49.6", {}), (None, {})):
+        (found,) = convert.to_api_all([muted], INFO, version)
+        assert found.prompt["3"]["inputs"] == inputs, version

@@ -68,8 +68,30 @@ def test_a_pair_with_one_name_carries_the_link(convert: Any) -> None:
     getter = node(3, "PutGet", None, widgets_values=["a"])
     assert shown(convert, workflow(setter, getter, use=3))[0] == ["1", 0]
     assert shown(convert, workflow(setter, getter, use=2))[0] == ["1", 0]
-    other = {**getter, "widgets_values": ["b"]}
-    assert shown(convert, workflow(setter, other, use=3))[0] == ["3", 0]
+
+
+def test_a_setter_whose_own_output_is_used_passes_its_link_on(convert: Any) -> None:
+    setter = node(2, "SetNode", "IMAGE", widgets_values=["a"], properties={"previousName": "a"})
+    assert shown(convert, workflow(setter))[0] == ["1", 0]
+
+
+def test_a_setter_that_nobody_takes_from_is_left_out(convert: Any) -> None:
+    lonely = {
+        "id": 4, "type": "SetNode", "widgets_values": ["b"],
+        "inputs": [{"name": "IMAGE", "type": "IMAGE", "link": 3}],
+        "outputs": [{"name": "*", "type": "*", "links": None}],
+    }  # fmt: skip
+    graph = workflow(node(2, "Reroute"), lonely)
+    graph["links"].append([3, 1, 0, 4, 0, "IMAGE"])
+    _, found = shown(convert, graph)
+    assert sorted(found.prompt) == ["1", "9"]
+
+
+def test_a_getter_without_a_setter_brings_nothing(convert: Any) -> None:
+    """No pack that is installed would mend that."""
+    source, found = shown(convert, workflow(node(2, "GetNode", None, widgets_values=["gone"])))
+    assert source is None
+    assert sorted(found.prompt) == ["1", "9"]
 
 
 def test_two_that_show_the_same_text_are_no_pair(convert: Any) -> None:

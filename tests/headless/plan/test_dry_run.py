@@ -238,3 +238,31 @@ def test_what_only_says_how_others_are_quantised_is_no_weight(dry: Any, tmp_path
     ]
     assert plans[0]["smallest"] == plans[1]["smallest"]
     assert plans[0]["bytes"] == plans[1]["bytes"]
+
+
+def test_a_header_of_odd_length_is_planned_as_it_will_run(
+    dry: Any, save: Callable[..., str], tmp_path: Path
+) -> None:
+    """Its weights cannot be used where they lie, so they are copied: into RAM that is counted."""
+    whole = Path(save(Dit()))
+    data = whole.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].rstrip(b" ")
+    header += b" " * (1 - len(header) % 2)
+    odd = tmp_path / "odd.safetensors"
+    odd.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    assert len(header) % 2
+    asked = dry.DryRun(str(odd), vram_gib=3 / 1024, host_gib=0, activation_gib=0)
+    plan = dry.dry_run(asked)
+    assert (plan["counts"]["mapped"], plan["planned"]["mapped_bytes"]) == (0, 0)
+    assert plan["counts"]["pageable"] > 0
+    assert plan["planned"]["copied_bytes"] == plan["planned"]["streamed_bytes"] > 0
+    assert "do not begin at a multiple of their type's size" in plan["message"]
+    refused = dry.dry_run(
+        dry.DryRun(str(odd), vram_gib=3 / 1024, host_gib=1 / 1024, activation_gib=0)
+    )
+    assert refused["fits"] is False
+    assert "saved anew with safetensors, they are used in place" in refused["message"]
+    well = dry.dry_run(dry.DryRun(str(whole), vram_gib=3 / 1024, activation_gib=0))
+    assert "multiple" not in well["message"]
+    assert well["planned"]["copied_bytes"] == 0

@@ -289,7 +289,7 @@ def test_a_catalog_that_is_odd_does_not_end_the_check(headless: Headless) -> Non
 
 def test_of_an_unknown_input_only_a_node_and_a_number_is_a_link(check: Check) -> None:
     """ComfyUI ignores anything else there, and so do we."""
-    for value in (["", "a", "b", ""], ["1", "a"], [1, 2], [], ["1", 0, 1], [["1", 0]]):
+    for value in (["", "a", "b", ""], ["1", "a"], ["5", "x"], [1, 2], [], ["1", 0, 1], [["1", 0]]):
         checked = check(changed(saved=value))
         assert checked.faults == (), value
         assert "no input 'saved'; it is ignored" in checked.notes[0]
@@ -320,3 +320,15 @@ def test_where_links_are_made_when_queuing_the_missing_input_says_so(
     assert "Convert all UEs to real links" in message
     value = only(module.check_workflow(changed(seed=...), catalog, ["20 (X)"])).message
     assert "Everywhere" not in value
+
+
+def test_a_subgraph_that_is_not_in_the_file_is_no_pack_to_install(check: Check) -> None:
+    workflow = {**prompt(), "20": node("5b0c2c1e-8a59-4f0c-9d8c-0f7a41f7d6a1")}
+    message = only(check(workflow)).message
+    assert message.startswith("stands for a subgraph")
+    assert "install" not in message
+
+
+def test_only_what_can_have_a_value_is_to_be_given_one(check: Check) -> None:
+    assert only(check(changed(model=...))).message == "model is missing (MODEL): connect it"
+    assert only(check(changed(seed=...))).message.endswith("connect it, or give it a value")

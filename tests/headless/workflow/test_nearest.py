@@ -20,6 +20,7 @@ def nearest(headless: Headless) -> Any:
 def test_the_same_file_in_another_folder_comes_first(nearest: Any) -> None:
     names = ["a/modex.safetensors", "b\\Model.safetensors", "model1.safetensors"]
     assert nearest("models/model.safetensors", names)[0] == "b\\Model.safetensors"
+    assert nearest("m.ckpt", ["of/quite/another/kind/of/folder/m.ckpt"]) != []
 
 
 def test_names_that_look_alike_come_in_the_order_of_likeness(nearest: Any) -> None:
