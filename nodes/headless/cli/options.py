@@ -67,7 +67,13 @@ def _add_server(parser: Parser, may_start: bool = False) -> None:
     where.add_argument(
         "--server", metavar="URL", help="default: COURIER_SERVER, or http://127.0.0.1:8188"
     )
-    parser.add_argument("--token", help="for a server elsewhere; default: COURIER_TOKEN")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="with the token for a server elsewhere; default: COURIER_TOKEN or COURIER_TOKEN_FILE",
+    )
+    token.add_argument("--token", help="itself; every user of this machine can read it meanwhile")
     if may_start:
         where.add_argument(
             "--comfyui", metavar="PATH", help="start the ComfyUI there, and end it afterwards"

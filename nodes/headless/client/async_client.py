@@ -52,7 +52,9 @@ class AsyncConnection:
 
     async def download(self, file: OutputFile) -> bytes:
         """See CourierClient."""
-        status, data = await self._open(calls.view(file))
+        call = calls.view(file)
+        status, data = await self._open(call)
+        calls.refuse_redirect(call, status)
         if status != 200:
             text = f"{file.filename} is not there any more ({status})"
             raise RefusedError(text, status, "no_file")
@@ -103,6 +105,7 @@ class AsyncConnection:
             data=None if data is None else io.BytesIO(data),
             headers={**headers_of(call, self._token), **(headers or {})},
             timeout=timeout,
+            allow_redirects=False,
         )
 
 

@@ -27,6 +27,13 @@ FIRST_PAUSE_SECONDS = 0.5
 """Before a broken connection is taken up again; then twice that, and so on."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib would take the token along to whatever address an answer names."""
+
+    def redirect_request(self, *args: Any) -> None:
+        """Nowhere: the answer is handed on as it is."""
+
+
 class Connection:
     """Requests to one ComfyUI, over HTTP.
 
@@ -42,7 +49,8 @@ class Connection:
         """
         Args:
             address: default is COURIER_SERVER, or http://127.0.0.1:8188.
-            token: for a server elsewhere; default is COURIER_TOKEN.
+            token: for a server elsewhere; default is COURIER_TOKEN, or what is in the file that
+                COURIER_TOKEN_FILE names.
             timeout_seconds: for an answer. Sleep and wake have as long as they take.
         """
         self.address = server_address(address)
@@ -50,7 +58,7 @@ class Connection:
         self._token = token
         # A proxy of the user's could not reach a server on this machine.
         handlers = [urllib.request.ProxyHandler({})] if _is_here(self.address) else []
-        self._opener = urllib.request.build_opener(*handlers)
+        self._opener = urllib.request.build_opener(_NoRedirect(), *handlers)
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +70,7 @@ class Connection:
         """The bytes of one of ``Run.files()``."""
         call = calls.view(file)
         status, data = self._open(call, self.timeout_seconds)
+        calls.refuse_redirect(call, status)
         if status != 200:
             raise RefusedError(
                 f"{file.filename} is not there any more ({status})", status, "no_file"

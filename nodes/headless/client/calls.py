@@ -7,6 +7,7 @@ import os
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import RefusedError, UsageError
@@ -15,6 +16,7 @@ from .records import Gib, Keep, OutputFile, Run, RunEvent, RunOptions, not_under
 DEFAULT_ADDRESS = "http://127.0.0.1:8188"
 ADDRESS_VARIABLE = "COURIER_SERVER"
 TOKEN_VARIABLE = "COURIER_TOKEN"
+TOKEN_FILE_VARIABLE = "COURIER_TOKEN_FILE"
 _PREFIX = "/courier/v1/"
 _LONGEST_NUMBER = 18
 
@@ -58,11 +60,11 @@ def server_address(given: str | None) -> str:
 
 
 def headers_of(call: Call, token: str | None) -> dict[str, str]:
-    """What goes with a request. ``token`` None: the variable COURIER_TOKEN, where it is set.
+    """What goes with a request. ``token`` None: that of the environment.
 
     Raises: UsageError for a token that no header can hold, without a word of it.
     """
-    token = token or os.environ.get(TOKEN_VARIABLE, "").strip()
+    token = token or environment_token()
     if not (token.isascii() and token.isprintable()):
         raise UsageError(
             "the token has characters that no header can hold (a line break, or none of ASCII); "
@@ -74,6 +76,29 @@ def headers_of(call: Call, token: str | None) -> dict[str, str]:
     if token:
         headers["Authorization"] = f"Bearer {token}"
     return headers
+
+
+def environment_token() -> str:
+    """The variable COURIER_TOKEN, or the file that COURIER_TOKEN_FILE names; "" where neither is.
+
+    Raises: UsageError.
+    """
+    token, file = (
+        os.environ.get(name, "").strip() for name in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)
+    )
+    return token or (token_in(file) if file else "")
+
+
+def token_in(file: str) -> str:
+    """The token that a file holds. Raises: UsageError."""
+    try:
+        token = Path(file).expanduser().read_text(encoding="utf-8-sig").strip()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"the file with the token cannot be read ({why}): {file}") from None
+    if not token:
+        raise UsageError(f"the file with the token is empty: {file}")
+    return token
 
 
 def status() -> Call:
@@ -165,6 +190,7 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
     Returns: an object; Courier answers nothing else.
     Raises: RefusedError where it is no success, or no JSON object.
     """
+    refuse_redirect(call, status)
     body = _parsed(data)
     if 200 <= status < 300 and isinstance(body, dict):
         return body
@@ -180,6 +206,19 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
         raise RefusedError(text, status, "no_courier", body)
     text = f"{what} answered {status} and no JSON object; is it a ComfyUI?"
     raise RefusedError(text, status, "no_json", body)
+
+
+def refuse_redirect(call: Call, status: int) -> None:
+    """A request and the token with it go to the server that was named and nowhere else.
+
+    Raises: RefusedError for an answer that sends us on.
+    """
+    if 300 <= status < 400:
+        text = (
+            f"{call.method} {call.path} answered {status}: the server sends us to another address, "
+            "and no token is taken there. Name that address itself, as a browser shows it"
+        )
+        raise RefusedError(text, status, "redirected")
 
 
 def list_of(answer: Mapping[str, Any], name: str) -> list[Any]:
