@@ -19,9 +19,11 @@ from ...offload_core.values import Budget, CourierError, EngineConfig, read_swit
 from ..models.attachment import ATTRIBUTE, Attachment, asked_host_bytes, automatic_host_bytes
 from ..models.registry import AskedBudget, AskedBy, get_service
 from .build.diffusion import BuiltModel, build_diffusion_model, open_checkpoint
+from .compat import require
 from .orders import before_use, remember
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers
+from .symbols import Part
 
 WEIGHT_DTYPES = ("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
 """As the core's own loader offers them."""
@@ -62,8 +64,9 @@ def load_diffusion_model(
 
     Args:
         asked_by: who chose the budget, for the status.
-    Raises: CheckpointError, naming the file, with nothing left behind.
+    Raises: CheckpointError, naming the file, with nothing left behind; NotWithThisComfyError.
     """
+    require(Part.LOAD)
     path = _path_of(name)
     requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
                  "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip

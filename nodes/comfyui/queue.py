@@ -18,7 +18,9 @@ from ..runs.paths import all_without_paths, without_paths
 from ..runs.records import Look, Outcome, Place, PromptRefusedError, RunError, RunOrder, Steps
 from ..runs.run_json import model_summary, plain
 from ..runs.state import names_of
+from .compat import require
 from .host import prompt_queue, server
+from .symbols import Part
 
 _CLIENT_ID = "courier-runs"
 """Nobody's: what ComfyUI tells a client by its socket goes nowhere."""
@@ -31,6 +33,7 @@ class ComfyQueue:
 
     async def submit(self, prompt_id: str, order: RunOrder) -> None:
         """As ComfyUI's own POST /prompt does it: announced, checked, put into the queue."""
+        require(Part.RUNS)
         instance = server()
         if instance is None:
             raise PromptRefusedError("ComfyUI runs without a server here", {})
