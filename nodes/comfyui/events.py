@@ -21,9 +21,11 @@ from ..models.events import (
     model_event,
 )
 from ..models.registry import get_service
+from .compat import has
 from .host import server
 from .orders import get_orders, rest_of
 from .sleeping import count_asleep
+from .symbols import Part
 
 _LOG = logging.getLogger("courier")
 
@@ -49,7 +51,7 @@ def start_feed() -> None:
     """Begin to look, once in a process, and look closely for a while: a prompt has arrived."""
     global _thread
     with _starting:
-        if _thread is None and server() is not None:
+        if _thread is None and server() is not None and has(Part.PAGE, Part.SLEEP):
             _thread = try_to_start("courier-events", _run)
     _something_begins.set()
 

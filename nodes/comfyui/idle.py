@@ -9,8 +9,10 @@ import time
 from ..background import try_to_start
 from ..requests.idle import IdleClock, IdleSettings, settings_from
 from ..requests.records import BusyError, ControlError, OnUse, SleepOrder
+from .compat import has
 from .host import prompt_queue, settings_text
 from .orders import get_orders
+from .symbols import Part
 
 _LOG = logging.getLogger("courier")
 _TICK_SECONDS = 5.0
@@ -24,7 +26,7 @@ def start_watch() -> None:
     put to sleep."""
     global _thread
     with _starting:
-        if _thread is None and prompt_queue() is not None:
+        if _thread is None and prompt_queue() is not None and has(Part.QUEUE, Part.SLEEP):
             _thread = try_to_start("courier-idle", _watch)
 
 

@@ -11,10 +11,12 @@ from ...offload_core.values import Budget
 from ..models.registry import DIFFUSION_MODEL, TEXT_ENCODER, AskedBy, Origin
 from .build.diffusion import build_diffusion_model, open_checkpoint
 from .build.text_encoder import build_text_encoder
+from .compat import require
 from .encoding import add_encoder_runs, take_over
 from .files import offered_name, path_of
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers
+from .symbols import Part
 from .wrapping import Devices, Order, diffusion_devices, host_limit_bytes, wrap
 
 WEIGHT_DTYPES = ("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
@@ -38,8 +40,9 @@ def load_diffusion_model(
 
     Args:
         asked_by: who chose the budget, for the status.
-    Raises: CheckpointError, naming the file, with nothing left behind.
+    Raises: CheckpointError, naming the file, with nothing left behind; NotWithThisComfyError.
     """
+    require(Part.LOAD)
     path = path_of(name)
     requested = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn,
                  "fp8_e5m2": torch.float8_e5m2}.get(weight_dtype)  # fmt: skip

@@ -23,8 +23,10 @@ from ..models.registry import Origin, get_service
 from ..requests.gate import PromptHold, PromptRunsError
 from ..requests.records import OnUse
 from ..requests.sleep import SleepService, busy_error
+from .compat import has, require
 from .host import device_memory, device_room_bytes, prompt_queue
 from .sleeping import CoreModels, is_listed, patcher_of
+from .symbols import Part
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,11 @@ _hold = PromptHold()
 
 @contextmanager
 def at_rest(wait: bool, check: Callable[[], None]) -> Iterator[None]:
-    """While it is entered no prompt begins. Raises: BusyError, and what ``check`` does."""
+    """While it is entered no prompt begins.
+
+    Raises: BusyError, NotWithThisComfyError, and what ``check`` does.
+    """
+    require(Part.QUEUE)
     queue = prompt_queue()
     if queue is None:
         yield
@@ -112,7 +118,8 @@ class ComfyHost:
         self.core = CoreModels(before_use)
 
     def sleepers(self) -> Sequence[Sleeper]:
-        """Ours, then those that the core loaded."""
+        """Ours, then those that the core loaded. Raises: NotWithThisComfyError."""
+        require(Part.SLEEP)
         ours: list[Sleeper] = [
             CourierSleeper(engine, model_id, name, get_service().origin_of(model_id).kind)
             for model_id, name, engine in get_service().engines()
@@ -148,7 +155,8 @@ class ComfyHost:
 
     def is_ram(self) -> bool:
         """Whether the device's memory is the host's own."""
-        return str(comfy.model_management.get_torch_device().type) == "cpu"
+        # Asked when ComfyUI starts, where nothing may fail.
+        return has(Part.SLEEP) and str(comfy.model_management.get_torch_device().type) == "cpu"
 
     def foreign(self) -> Sequence[str]:
         """On a device: what the driver counts and none of the models holds."""

@@ -14,10 +14,13 @@ import nodes as comfy_nodes
 
 from ..models.registry import get_service
 from ..models.status_json import status_json
+from ..runs.paths import all_without_paths, without_paths
 from ..runs.records import Look, Outcome, Place, PromptRefusedError, RunError, RunOrder, Steps
 from ..runs.run_json import model_summary, plain
 from ..runs.state import names_of
+from .compat import require
 from .host import prompt_queue, server
+from .symbols import Part
 
 _CLIENT_ID = "courier-runs"
 """Nobody's: what ComfyUI tells a client by its socket goes nowhere."""
@@ -30,6 +33,7 @@ class ComfyQueue:
 
     async def submit(self, prompt_id: str, order: RunOrder) -> None:
         """As ComfyUI's own POST /prompt does it: announced, checked, put into the queue."""
+        require(Part.RUNS)
         instance = server()
         if instance is None:
             raise PromptRefusedError("ComfyUI runs without a server here", {})
@@ -47,11 +51,13 @@ class ComfyQueue:
         except Exception as error:
             # What it does not expect in a prompt ends it in many ways.
             kind = type(error).__name__
-            raise PromptRefusedError(f"ComfyUI cannot check it ({kind}: {error})", {}) from error
+            text = without_paths(f"ComfyUI cannot check it ({kind}: {error})")
+            raise PromptRefusedError(text, {}) from error
         # Also where only one of several outputs is wrong: a half of a workflow is not what was
         # asked for.
         if not valid[0] or valid[3]:
-            raise PromptRefusedError(_refusal_text(valid[1], valid[3], prompt), plain(valid[3]))
+            text = without_paths(_refusal_text(valid[1], valid[3], prompt))
+            raise PromptRefusedError(text, all_without_paths(plain(valid[3])))
         extra["create_time"] = int(time.time() * 1000)
         number = instance.number
         instance.number += 1
@@ -137,7 +143,7 @@ def _outcome(entry: dict[str, Any]) -> Outcome:
 
 
 def _node_error(prompt: dict[str, Any], data: dict[str, Any]) -> RunError:
-    text = str(data.get("exception_message") or "").strip()
+    text = without_paths(str(data.get("exception_message") or "").strip())
     # With the folder of the pack in front of it, where it is one of a pack.
     kind = str(data.get("exception_type") or "an error").rpartition(".")[2]
     return _error_at("node_failed", text or kind, prompt, data.get("node_id"), kind)

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 TOKEN_VARIABLE = "COURIER_TOKEN"
 TOKEN_FILE_VARIABLE = "COURIER_TOKEN_FILE"
+REQUIRE_VARIABLE = "COURIER_REQUIRE_TOKEN"
 TOKEN_FILE_LIMIT_BYTES = 4096
 BURST = 10
 CHANGES_PER_SECOND = 5.0
@@ -136,9 +137,17 @@ class Guards:
         Raises: RefusedError.
         """
         headers = request.headers
-        if not is_local(headers, self.peer_of(request)):
+        # A proxy may say nothing of whom it asks for; many speak the older HTTP to whom they ask.
+        is_plain = request.version >= HttpVersion11 and not requires_token(self.environment)
+        if not (is_plain and is_local(headers, self.peer_of(request))):
             check_token(headers, self.environment)
         check_origin(headers)
+
+
+def requires_token(environment: Mapping[str, str]) -> bool:
+    """Whether nobody counts as local. Whatever is set means yes, but for the words for no."""
+    value = environment.get(REQUIRE_VARIABLE, "").strip().lower()
+    return value not in ("", "0", "false", "no", "off")
 
 
 def is_local(headers: Headers, peer: str | None) -> bool:
@@ -207,11 +216,14 @@ def check_token(headers: Headers, environment: Mapping[str, str]) -> None:
         text = (
             "only requests from this machine, to localhost, may do this; for others start ComfyUI "
             f"with a token in {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} (docs/http.md)"
+            if not requires_token(environment)
+            else f"{REQUIRE_VARIABLE} is set, but no token: start ComfyUI with one in "
+            f"{TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} (docs/http.md)"
         )
         raise RefusedError(403, "not_local", text)
     scheme, _, given = (_single(headers, "Authorization") or "").partition(" ")
     if scheme.lower() != "bearer" or not given.strip():
-        text = "requests from elsewhere need the header Authorization: Bearer <the token>"
+        text = "this request needs the header Authorization: Bearer <the token>"
         raise RefusedError(401, "token_missing", text, _challenge())
     # Headers arrive as UTF-8 with surrogates for what is none.
     sent = given.strip().encode("utf-8", "surrogateescape")

@@ -17,7 +17,7 @@ from .table import RouteSpec
 
 SMALL_BYTES = 16 << 10
 MOST_AT_ONCE = 8
-MOST_CONTAINERS = 250_000
+MOST_CONTAINERS = 100_000
 """Lists and objects in one body. Python's collector stops all threads to look at every one."""
 
 

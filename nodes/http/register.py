@@ -14,7 +14,7 @@ from aiohttp import web
 from ..models.events import CLIENT_HEADER
 from ..models.registry import VERSION, CourierService
 from ..models.status_json import status_json
-from ..requests.records import BudgetControl, ModelControl
+from ..requests.records import BudgetControl, ModelControl, NotWithThisComfyError
 from ..runs.follower import RunFollower
 from ..runs.service import RunService
 from .answers import error_answer, json_answer, method_answer
@@ -65,6 +65,8 @@ class ReadRoute:
         try:
             # Reading the limits of the host and the driver's memory may block.
             body = await asyncio.to_thread(self._body)
+        except NotWithThisComfyError as error:
+            return error_answer(501, "not_with_this_comfyui", str(error))
         except Exception as error:
             # The text of a foreign error may hold a path, so it stays in the log.
             logger.exception("Courier: %s could not be read", what)

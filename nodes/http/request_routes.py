@@ -17,6 +17,7 @@ from ..requests.records import (
     CancelledError,
     Figure,
     ModelControl,
+    NotWithThisComfyError,
     OnUse,
     OrderFailedError,
     SleepOrder,
@@ -140,6 +141,8 @@ class OrderRoute:
             return 409, "budget_too_small", str(error), {}
         if isinstance(error, OrderFailedError):
             return 503, "order_failed", str(error), {"receipt": error.receipt}
+        if isinstance(error, NotWithThisComfyError):
+            return 501, "not_with_this_comfyui", str(error), {}
         # The text of a foreign error may hold a path, so it stays in the log.
         name, kind = self.spec.name, type(error).__name__
         logger.error("Courier: %s failed", name, exc_info=error)

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..requests.records import OnUse
+from ..requests.records import NotWithThisComfyError, OnUse
 from ..runs.records import PromptRefusedError, RunOrder
 from ..runs.run_json import brief_json, run_json
 from ..runs.service import QueueFullError, RunService, UnknownRunError
@@ -204,6 +204,8 @@ def _failure(spec: RouteSpec, error: Exception) -> web.Response:
         return error_answer(error.status, error.code, str(error), error.headers)
     if isinstance(error, UnknownRunError):
         return error_answer(404, "unknown_run", str(error))
+    if isinstance(error, NotWithThisComfyError):
+        return error_answer(501, "not_with_this_comfyui", str(error))
     if isinstance(error, QueueFullError):
         return error_answer(409, "queue_full", str(error))
     if isinstance(error, PromptRefusedError):

@@ -89,6 +89,10 @@ class BudgetTooSmallError(ControlError):
     """The model does not run under such a budget; the text names the smallest that works."""
 
 
+class NotWithThisComfyError(ControlError):
+    """This ComfyUI is too old or too new for it; the text names what is missing."""
+
+
 class OrderFailedError(ControlError):
     """Something went wrong half-way. All that could be was put back; ``receipt`` (JSON-ready) says
     what is where."""

@@ -14,7 +14,7 @@ from typing import Any
 from ..client.blocking import CourierClient
 from ..client.records import RunFailedError
 from ..errors import STOPPED_STATUS, CheckError, HeadlessError, RefusedError, UsageError
-from ..interrupts import stop
+from ..interrupts import HANG_UP, hang_up, stop
 from ..text import make_writable
 from .connecting import client_of
 from .console import Console
@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> int:
     if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
         signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:
+        signal.signal(HANG_UP, hang_up)
     try:
         return _answered(arguments)
     except BrokenPipeError:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..client.blocking import CourierClient
+from ..client.calls import token_in
 from ..client.launch import find_program, running
 from ..text import text_of
 from .console import Console
@@ -22,7 +23,9 @@ def client_of(options: argparse.Namespace, console: Console) -> Iterator[Courier
     """
     folder = getattr(options, "comfyui", None)
     if folder is None:
-        yield CourierClient(options.server, options.token, cacert=options.cacert)
+        file = options.token_file
+        token = options.token if file is None else token_in(file)
+        yield CourierClient(options.server, token, cacert=options.cacert)
         return
     extra = shlex.split(options.comfyui_args, posix=os.name != "nt")
     program = find_program(folder, options.comfyui_python, extra)

@@ -70,11 +70,17 @@ def _add_server(parser: Parser, may_start: bool = False) -> None:
         help="http(s)://[user:password@]host[:port][/path]; default: COURIER_SERVER, or "
         "http://127.0.0.1:8188",
     )
-    parser.add_argument("--token", help="for a server elsewhere; default: COURIER_TOKEN")
     parser.add_argument(
         "--cacert", metavar="FILE",
         help="for https: certificates (PEM) to trust beside the system's; default: COURIER_CACERT",
     )  # fmt: skip
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="with the token for a server elsewhere; default: COURIER_TOKEN or COURIER_TOKEN_FILE",
+    )
+    token.add_argument("--token", help="itself; every user of this machine can read it meanwhile")
     if may_start:
         where.add_argument(
             "--comfyui", metavar="PATH", help="start the ComfyUI there, and end it afterwards"

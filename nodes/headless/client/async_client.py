@@ -56,7 +56,9 @@ class AsyncConnection:
 
     async def download(self, file: OutputFile) -> bytes:
         """See CourierClient."""
-        status, data = await self._open(calls.view(file))
+        call = calls.view(file)
+        status, data = await self._open(call)
+        calls.refuse_redirect(call, status)
         if status != 200:
             text = f"{file.filename} is not there any more ({status})"
             raise RefusedError(text, status, "no_file")
@@ -108,6 +110,7 @@ class AsyncConnection:
             headers={**headers_of(call, self._token, self._basic), **(headers or {})},
             timeout=timeout,
             ssl=True if self._context is None else self._context,
+            allow_redirects=False,
         )
 
 

@@ -27,6 +27,13 @@ FIRST_PAUSE_SECONDS = 0.5
 """Before a broken connection is taken up again; then twice that, and so on."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib would take the token along to whatever address an answer names."""
+
+    def redirect_request(self, *args: Any) -> None:
+        """Nowhere: the answer is handed on as it is."""
+
+
 class Connection:
     """Requests to one ComfyUI, over HTTP.
 
@@ -44,7 +51,8 @@ class Connection:
         Args:
             address: default is COURIER_SERVER, or http://127.0.0.1:8188. It may have a user and a
                 password, which ``self.address`` has no more.
-            token: for a server elsewhere; default is COURIER_TOKEN.
+            token: for a server elsewhere; default is COURIER_TOKEN, or what is in the file
+                that COURIER_TOKEN_FILE names.
             timeout_seconds: for an answer. Sleep and wake have as long as they take.
             cacert: a PEM with certificates to trust beside the system's; default is COURIER_CACERT.
         """
@@ -52,7 +60,7 @@ class Connection:
         self.address = server.address
         self.timeout_seconds = timeout_seconds
         self._token, self._basic = token, server.basic
-        handlers: list[urllib.request.BaseHandler] = [_Redirects()]
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if (context := trust(server, cacert)) is not None:
             handlers.append(urllib.request.HTTPSHandler(context=context))
         # A proxy of the user's could not reach a server on this machine.
@@ -69,6 +77,7 @@ class Connection:
         """The bytes of one of ``Run.files()``."""
         call = calls.view(file)
         status, data = self._open(call, self.timeout_seconds)
+        calls.refuse_redirect(call, status)
         if status != 200:
             raise RefusedError(
                 f"{file.filename} is not there any more ({status})", status, "no_file"
@@ -108,17 +117,6 @@ class Connection:
         except (UnicodeError, ValueError) as error:
             # A host that no request can hold.
             raise UsageError(f"the request to {self.address} cannot be written: {error}") from None
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Whoever a server sends us on to is not to have the token or the password."""
-
-    def redirect_request(self, req: Any, *more: Any) -> Any:
-        """As urllib does, without the header where it is another host."""
-        found = super().redirect_request(req, *more)
-        if found is not None and (found.type, found.host) != (req.type, req.host):
-            found.remove_header("Authorization")
-        return found
 
 
 class CourierClient(Connection):

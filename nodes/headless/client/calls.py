@@ -7,12 +7,14 @@ import os
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import RefusedError, UsageError
 from .records import Gib, Keep, OutputFile, Run, RunEvent, RunOptions, not_understood
 
 TOKEN_VARIABLE = "COURIER_TOKEN"
+TOKEN_FILE_VARIABLE = "COURIER_TOKEN_FILE"
 _PREFIX = "/courier/v1/"
 _LONGEST_NUMBER = 18
 
@@ -40,7 +42,7 @@ def headers_of(call: Call, token: str | None, basic: str | None = None) -> dict[
     """What goes with a request.
 
     Args:
-        token: None: the variable COURIER_TOKEN, where it is set.
+        token: None: that of the environment, where there is one.
         basic: user and password of the address; the two go into the same header.
     Raises: UsageError for a token that no header can hold, and for both at once, without a word
         of either.
@@ -52,7 +54,7 @@ def headers_of(call: Call, token: str | None, basic: str | None = None) -> dict[
         )
     if basic:
         return {**_headers(call), "Authorization": basic}
-    token = token or os.environ.get(TOKEN_VARIABLE, "").strip()
+    token = token or environment_token()
     if not (token.isascii() and token.isprintable()):
         raise UsageError(
             "the token has characters that no header can hold (a line break, or none of ASCII); "
@@ -69,6 +71,29 @@ def _headers(call: Call) -> dict[str, str]:
     if call.body is not None:
         headers["Content-Type"] = "application/json"
     return headers
+
+
+def environment_token() -> str:
+    """The variable COURIER_TOKEN, or the file that COURIER_TOKEN_FILE names; "" where neither is.
+
+    Raises: UsageError.
+    """
+    token, file = (
+        os.environ.get(name, "").strip() for name in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)
+    )
+    return token or (token_in(file) if file else "")
+
+
+def token_in(file: str) -> str:
+    """The token that a file holds. Raises: UsageError."""
+    try:
+        token = Path(file).expanduser().read_text(encoding="utf-8-sig").strip()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"the file with the token cannot be read ({why}): {file}") from None
+    if not token:
+        raise UsageError(f"the file with the token is empty: {file}")
+    return token
 
 
 def status() -> Call:
@@ -165,6 +190,7 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
     Returns: an object; Courier answers nothing else.
     Raises: RefusedError where it is no success, or no JSON object.
     """
+    refuse_redirect(call, status)
     body = _parsed(data)
     if 200 <= status < 300 and isinstance(body, dict):
         return body
@@ -186,6 +212,19 @@ def read_answer(call: Call, status: int, data: bytes) -> Any:
         raise RefusedError(text, status, "no_courier", body)
     text = f"{what} answered {status} and no JSON object; is it a ComfyUI?"
     raise RefusedError(text, status, "no_json", body)
+
+
+def refuse_redirect(call: Call, status: int) -> None:
+    """A request and the token with it go to the server that was named and nowhere else.
+
+    Raises: RefusedError for an answer that sends us on.
+    """
+    if 300 <= status < 400:
+        text = (
+            f"{call.method} {call.path} answered {status}: the server sends us to another address, "
+            "and no token is taken there. Name that address itself, as a browser shows it"
+        )
+        raise RefusedError(text, status, "redirected")
 
 
 def list_of(answer: Mapping[str, Any], name: str) -> list[Any]:

@@ -18,6 +18,7 @@ from ..errors import ConnectionLostError, HeadlessError, UsageError
 from ..interrupts import held_back
 from .blocking import CourierClient
 from .calls import Call
+from .tied import Lifeline, lifeline
 
 START_SECONDS = 300.0
 """Some packs install things when they are loaded."""
@@ -70,20 +71,21 @@ def _python_of(folder: Path) -> str:
 
 @contextmanager
 def running(program: Program) -> Iterator[CourierClient]:
-    """Start it on a free port of this machine; it ends on leaving, however that is left.
+    """Start it on a free port of this machine; it ends on leaving, however that is left, and with
+    this process, however that ends.
 
     Raises: HeadlessError with the end of its log where it does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="courier-") as place:
+    with tempfile.TemporaryDirectory(prefix="courier-") as place, lifeline() as line:
         log = Path(place) / "comfyui.log"
         client = CourierClient(f"http://127.0.0.1:{_free_port()}")
         process = None
         try:
             with held_back() as stopped:
-                process = _spawn(program, client.address.rpartition(":")[2], log)
+                process = _spawn(program, client.address.rpartition(":")[2], log, line)
             if stopped:
                 raise KeyboardInterrupt
-            _wait_until_up(process, client, log)
+            _wait_until_up(process, client, log, program.python)
             yield client
         finally:
             if process is not None:
@@ -96,11 +98,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _spawn(program: Program, port: str, log: Path) -> subprocess.Popen[bytes]:
+def _spawn(program: Program, port: str, log: Path, line: Lifeline) -> subprocess.Popen[bytes]:
     command = [program.python, "main.py", "--listen", "127.0.0.1", "--port", port]
     command += ["--disable-auto-launch", *program.extra]
     with log.open("wb") as sink:
-        return subprocess.Popen(
+        return line.start(
             command,
             cwd=program.folder,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -112,7 +114,9 @@ def _spawn(program: Program, port: str, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], client: CourierClient, log: Path) -> None:
+def _wait_until_up(
+    process: subprocess.Popen[bytes], client: CourierClient, log: Path, python: str
+) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         code = process.poll()
@@ -120,7 +124,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], client: CourierClient, log:
             tail = _tail(log)
             text = f"ComfyUI ended with {code} instead of starting:\n{tail}"
             if "ModuleNotFoundError" in tail:
-                lacks = f"{process.args[0]} lacks what ComfyUI needs"
+                lacks = f"{python} lacks what ComfyUI needs"
                 text = f"{text}\n{lacks}; name one that has it with --comfyui-python"
             raise HeadlessError(text)
         try:

@@ -392,6 +392,16 @@ def test_a_token_that_no_request_can_hold_is_said() -> None:
         assert "Traceback" not in done.stderr.decode()
 
 
+def test_a_token_is_read_from_a_file_and_one_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = run("status", "--token-file", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "the file with the token cannot be read" in done.stderr.decode()
+    file = tmp_path / "token"
+    file.write_text("a\nb")
+    done = run("status", "--token-file", str(file))
+    assert "characters that no header can hold" in done.stderr.decode()
+
+
 def test_a_reader_that_goes_away_is_no_error_worth_a_trace() -> None:
     process = subprocess.Popen(
         [sys.executable, str(COMMAND), "plan", "x", "--json"],

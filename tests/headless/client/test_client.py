@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ...courier_command import headless_module
 from ...nodes.conftest import FakeControl, load_pack
 from ...nodes.runs.test_service import PROMPT, Studio
 from ...serving import serving
@@ -380,3 +381,66 @@ def test_a_token_that_no_header_can_hold_is_refused_without_a_word_of_it(
         headless.courier.CourierClient("127.0.0.1:1", token=token).status()
     assert "the token has characters" in str(caught.value)
     assert "cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("name", ["status", "models", "sleep", "download", "follow"])
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_refused_and_takes_the_token_nowhere(
+    headless: Headless, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    monkeypatch.setenv("COURIER_TOKEN", "a-secret")
+    records = headless_module("client.records")
+    seen: list[Any] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    stranger, server = web.Application(), web.Application()
+    stranger.router.add_route("*", "/{path:.*}", elsewhere)
+    with serving(stranger) as other:
+
+        async def send_on(request: web.Request) -> web.Response:
+            return web.Response(status=code, headers={"Location": other + request.path})
+
+        server.router.add_route("*", "/{path:.*}", send_on)
+        with serving(server) as address:
+            args = {
+                "download": [records.OutputFile("a.png", "", "output")],
+                "follow": ["x"],
+            }.get(name, [])
+
+            def now() -> None:
+                answer = getattr(headless.courier.CourierClient(address), name)(*args)
+                if name == "follow":
+                    next(answer)
+
+            async def later() -> None:
+                async with headless.courier.AsyncCourierClient(address) as client:
+                    answer = getattr(client, name)(*args)
+                    await (anext(answer) if name == "follow" else answer)
+
+            for call in (now, lambda: asyncio.run(later())):
+                with pytest.raises(headless.courier.RefusedError, match="another address") as got:
+                    call()
+                assert got.value.code == "redirected"
+                assert "a-secret" not in str(got.value)
+    assert seen == []
+
+
+def test_the_token_comes_from_a_file_that_the_environment_names(
+    headless: Headless, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    calls = headless_module("client.calls")
+    monkeypatch.delenv("COURIER_TOKEN", raising=False)
+    file = tmp_path / "token"
+    monkeypatch.setenv("COURIER_TOKEN_FILE", str(file))
+    with pytest.raises(headless.courier.UsageError, match=r"cannot be read .*token"):
+        calls.headers_of(calls.status(), None)
+    file.write_text(" \n")
+    with pytest.raises(headless.courier.UsageError, match="is empty"):
+        calls.headers_of(calls.status(), None)
+    file.write_text("\ufeffa-token\r\n", encoding="utf-8")
+    assert calls.headers_of(calls.status(), None)["Authorization"] == "Bearer a-token"
+    monkeypatch.setenv("COURIER_TOKEN", "first")
+    assert calls.headers_of(calls.status(), None)["Authorization"] == "Bearer first"

@@ -225,7 +225,7 @@ def test_wrong_token_is_refused(guards: Any, sent: str) -> None:
 @pytest.mark.parametrize("sent", [None, "", "Bearer", "Bearer ", TOKEN, f"Basic {TOKEN}"])
 def test_no_token_is_refused(guards: Any, sent: str | None) -> None:
     headers = heads() if sent is None else heads(Authorization=sent)
-    with pytest.raises(guards.RefusedError, match="need the header Authorization") as caught:
+    with pytest.raises(guards.RefusedError, match="needs the header Authorization") as caught:
         guards.check_token(headers, {"COURIER_TOKEN": TOKEN})
     assert (caught.value.status, caught.value.code) == (401, "token_missing")
     assert caught.value.headers["WWW-Authenticate"] == 'Bearer realm="courier"'
