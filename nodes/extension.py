@@ -15,6 +15,7 @@ from .graph import encoders as encoder_nodes
 from .graph import loaders as loader_nodes
 from .graph import sleep as sleep_nodes
 from .graph import status as status_nodes
+from .graph import vaes as vae_nodes
 from .http.register import register_routes
 from .models.registry import get_service
 from .runs.service import RunService
@@ -23,6 +24,7 @@ ALL_NODES: list[type[io.ComfyNode]] = [
     *budget_nodes.NODES,
     *loader_nodes.NODES,
     *encoder_nodes.NODES,
+    *vae_nodes.NODES,
     *sleep_nodes.NODES,
     *status_nodes.NODES,
 ]

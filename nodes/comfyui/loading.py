@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import comfy.sd
 import torch
 
 from ...offload_core.values import Budget
-from ..models.registry import DIFFUSION_MODEL, TEXT_ENCODER, AskedBy, Origin
+from ..models.registry import DIFFUSION_MODEL, TEXT_ENCODER, VAE, AskedBy, Origin
 from .build.diffusion import build_diffusion_model, open_checkpoint
 from .build.text_encoder import build_text_encoder
+from .build.vae import build_vae
+from .decoding import add_vae_runs
 from .encoding import add_encoder_runs, take_over
 from .files import offered_name, path_of
 from .patcher import CourierPatcher
 from .runs import add_run_wrappers
+from .vaes import PIXELS, offered_vae, open_vae, vae_paths
 from .wrapping import Devices, Order, diffusion_devices, host_limit_bytes, wrap
 
 WEIGHT_DTYPES = ("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
@@ -96,3 +100,25 @@ def _encoder_origin(names: Sequence[str], clip_type: str, device: str) -> Origin
     if len(known) < 3:
         inputs += [("type", clip_type), ("device", device)]
     return Origin(TEXT_ENCODER, ENCODER_LOADERS[len(known)], tuple(inputs))
+
+
+def load_vae(name: str, budget: Budget, asked_by: AskedBy = AskedBy.NODE) -> Any:
+    """A VAE of ComfyUI's with its weights left in the file.
+
+    Args:
+        asked_by: who chose the budget, for the status.
+    Raises: CheckpointError, naming the file, with nothing left behind.
+    """
+    known = offered_vae(name) or name
+    if known == PIXELS:
+        return comfy.sd.VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+    limit_bytes = host_limit_bytes(budget)
+    found = build_vae(open_vae(known, limit_bytes), limit_bytes)
+    origin = Origin(VAE, "CourierLoadVAE", (("vae_name", known),))
+    theirs = found.vae.patcher
+    devices = Devices(theirs.load_device, theirs.offload_device)
+    patcher = wrap(found.built, Order(vae_paths(known), budget, origin, asked_by), devices)
+    take_over(patcher, theirs)
+    found.vae.patcher = patcher
+    add_vae_runs(found.vae)
+    return found.vae

@@ -32,7 +32,8 @@ def find_block_lists(root: nn.Module) -> tuple[BlockList, ...]:
     A ModuleList or ModuleDict with weights is a block list; a Sequential is one if some element
     has modules of its own (an MLP written as a Sequential is not worth streaming). Elements that
     are containers are opened: a UNet walks the Sequentials inside ``input_blocks`` itself and
-    never calls them, so only what they hold is sure to be called.
+    never calls them, so only what they hold is sure to be called. So are elements that nobody can
+    call, because they have no ``forward``: a VAE keeps the parts of a level in such a module.
 
     Returns: empty when nothing repeats; such a model runs with everything resident.
     """
@@ -70,7 +71,7 @@ def _layers_in(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module
         if child is None or not _has_weights(child):
             continue
         child_path = _join(name, child_name)
-        if isinstance(child, _CONTAINERS):
+        if isinstance(child, _CONTAINERS) or type(child).forward is nn.Module.forward:
             yield from _layers_in(child_path, child)
         else:
             yield child_path, child

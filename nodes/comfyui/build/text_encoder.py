@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ....offload_core.values import CheckpointFormatError
-from .assigning import AssignedWeights, put_in_place
+from .assigning import absent_parts, put_in_place
 from .diffusion import BuiltModel, Checkpoint, convert_old_quants
 from .recorder import LoadRecorder
 
@@ -23,8 +23,6 @@ _LOG = logging.getLogger("courier")
 
 _NOT_THE_LOAD_DEVICE = torch.device("cpu", 0)
 """The CPU by another name: ComfyUI loads a model at once that it finds on the device of its run."""
-_HEADS = ("lm_head",)
-"""Weights of generating alone: an encoder's file may lack them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,8 @@ def build_text_encoder(
     _refuse_useless_files(checkpoints, tensors, model, recorder)
     assigned = put_in_place(model, recorder, names, copy_limit_bytes)
     note = "; ".join(filter(None, [one.note for one in checkpoints]))
-    absent = _absent_parts(model, assigned, names)
+    # The first name is the encoder, the second ComfyUI's wrapping of it.
+    absent = absent_parts(model, assigned, names, depth=2)
     model.requires_grad_(False)
     for text in filter(None, (note, absent)):
         _LOG.warning("%s", text)
@@ -142,61 +141,3 @@ def _addresses(weight: torch.Tensor, recorder: LoadRecorder) -> Iterator[int]:
             yield getattr(weight.data, name).untyped_storage().data_ptr()
     else:
         yield weight.untyped_storage().data_ptr()
-
-
-def _absent_parts(model: nn.Module, assigned: AssignedWeights, names: str) -> str:
-    """What the files lack, for people. A part that encoding a text can do without (a vision tower,
-    the head that generates) becomes zeros; anything else is refused.
-
-    Raises: CheckpointFormatError.
-    """
-    missing = frozenset(assigned.missing)
-    parts: dict[str, int] = {}
-    lost = []
-    for key in assigned.missing:
-        part = _optional_part(model, key, missing)
-        if part is None:
-            lost.append(key)
-        else:
-            parts[part] = parts.get(part, 0) + 1
-    if lost:
-        # ComfyUI runs such a model on uninitialised memory after a warning.
-        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
-        raise CheckpointFormatError(
-            f"{names} lacks {len(lost)} weights of {type(model).__name__} ({shown}); the file is "
-            "incomplete, or of another model or type; download it again or choose another"
-        )
-    for key in assigned.missing:
-        _fill_with_zeros(model, key)
-    if not parts:
-        return ""
-    held = ", ".join(f"{name} ({count} weights)" for name, count in parts.items())
-    return f"{names} has no {held}: what needs it gives nothing of use"
-
-
-def _fill_with_zeros(model: nn.Module, key: str) -> None:
-    path, _, attribute = key.rpartition(".")
-    module = model.get_submodule(path)
-    weight = module._parameters.get(attribute)
-    if weight is None:
-        module._buffers[attribute] = torch.zeros_like(module._buffers[attribute])
-        return
-    # Zeros that nobody writes to are the system's own page, over and over.
-    zeros = torch.zeros(weight.shape, dtype=weight.dtype)
-    module._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
-
-
-def _optional_part(model: nn.Module, key: str, missing: frozenset[str]) -> str | None:
-    """The largest part of an encoder that a file lacks whole, where encoding can do without."""
-    path = key.rpartition(".")[0].split(".")
-    # The first name is the encoder, the second ComfyUI's wrapping of it.
-    for depth in range(2, len(path) + 1):
-        name = ".".join(path[:depth])
-        part = model.get_submodule(name)
-        held = [f"{name}.{one}" for one, _ in part.named_parameters()]
-        if not all(one in missing for one in held):
-            continue
-        in_a_list = path[depth - 1].isdigit()
-        is_part = any(True for _ in part.children()) or path[depth - 1] in _HEADS
-        return name if is_part and not in_a_list else None
-    return None

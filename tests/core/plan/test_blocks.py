@@ -19,6 +19,9 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
         self.heads = nn.ModuleList([nn.Linear(4, 4)])
 
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.mlp(values)
+
 
 def found(root: nn.Module) -> dict[str, list[str]]:
     return {
@@ -64,6 +67,13 @@ def test_a_unet_is_opened_down_to_the_parts_that_it_calls() -> None:
         "input_blocks": ["input_blocks.0.0", "input_blocks.1.0", "input_blocks.1.1"],
         "middle_block": ["middle_block.0", "middle_block.2"],
         "output_blocks": ["output_blocks.0.0", "output_blocks.0.1.0"],
+    }
+
+
+def test_an_element_that_nobody_can_call_is_opened() -> None:
+    level = model(block=nn.ModuleList([Block(), Block()]), upsample=nn.Linear(4, 4))
+    assert found(model(up=nn.ModuleList([level]))) == {
+        "up": ["up.0.block.0", "up.0.block.1", "up.0.upsample"]
     }
 
 
