@@ -11,6 +11,7 @@ from .comfyui.orders import get_orders
 from .comfyui.prompts import on_prompt
 from .comfyui.queue import ComfyQueue, look_at_models
 from .graph import budget as budget_nodes
+from .graph import checkpoints as checkpoint_nodes
 from .graph import encoders as encoder_nodes
 from .graph import loaders as loader_nodes
 from .graph import sleep as sleep_nodes
@@ -25,6 +26,7 @@ ALL_NODES: list[type[io.ComfyNode]] = [
     *loader_nodes.NODES,
     *encoder_nodes.NODES,
     *vae_nodes.NODES,
+    *checkpoint_nodes.NODES,
     *sleep_nodes.NODES,
     *status_nodes.NODES,
 ]

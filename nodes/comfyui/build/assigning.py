@@ -12,8 +12,10 @@ from ....offload_core.values import CheckpointFormatError, HostBudgetError, size
 from .dtypes import widens_exactly
 from .recorder import LoadRecorder
 
-_HEADS = ("lm_head",)
-"""Weights of generating alone: an encoder's file may lack them."""
+_PROJECTION = "text_projection"
+"""Of CLIP-L, which most models use without it: ComfyUI says nothing where a file lacks it."""
+_HEADS = ("lm_head", _PROJECTION)
+"""Single layers that an encoder's file may lack: encoding does without."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def absent_parts(model: nn.Module, assigned: AssignedWeights, names: str, depth:
         part = _optional_part(model, key, assigned.absent, depth)
         if part is None:
             lost.append(key)
-        else:
+        elif not part.endswith(_PROJECTION):
             parts[part] = parts.get(part, 0) + 1
     if lost:
         # ComfyUI runs such a model on uninitialised memory after a warning.

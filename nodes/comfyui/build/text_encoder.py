@@ -25,6 +25,10 @@ _NOT_THE_LOAD_DEVICE = torch.device("cpu", 0)
 """The CPU by another name: ComfyUI loads a model at once that it finds on the device of its run."""
 
 
+_NOT_OF_THIS_KIND = (RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+"""What ComfyUI raises over files that are not what they are taken for."""
+
+
 @dataclass(frozen=True)
 class BuiltClip:
     """ComfyUI's CLIP with its weights in place; its patcher is still ComfyUI's own."""
@@ -54,18 +58,59 @@ def build_text_encoder(
     tensors = [list(_tensors(one)) for one in state_dicts]
     recorder = LoadRecorder(tensor for one in tensors for tensor in one)
     clip = _constructed(state_dicts, clip_type, device, recorder, names)
-    model = clip.cond_stage_model
-    _refuse_useless_files(checkpoints, tensors, model, recorder)
-    assigned = put_in_place(model, recorder, names, copy_limit_bytes)
+    _refuse_useless_files(checkpoints, tensors, clip.cond_stage_model, recorder)
     note = "; ".join(filter(None, [one.note for one in checkpoints]))
-    # The first name is the encoder, the second ComfyUI's wrapping of it.
-    absent = absent_parts(model, assigned, names, depth=2)
-    model.requires_grad_(False)
-    for text in filter(None, (note, absent)):
-        _LOG.warning("%s", text)
-    note = "; ".join(filter(None, (note, absent)))
     mappings = tuple(mapping for one in checkpoints for mapping in one.mappings)
-    return BuiltClip(clip, BuiltModel(model, mappings, assigned.stored_dtypes, note))
+    whole = Checkpoint(names, {}, {}, mappings, note)
+    return _finished(clip, recorder, whole, copy_limit_bytes)
+
+
+def build_checkpoint_encoder(
+    target: Any, state_dict: dict[str, Any], checkpoint: Checkpoint, copy_limit_bytes: int
+) -> BuiltClip:
+    """The text encoder of a checkpoint that has a diffusion model and a VAE too.
+
+    Args:
+        target: what ComfyUI's configuration of the diffusion model says it is.
+        state_dict: the encoder's own weights.
+    Raises: as ``build_text_encoder``.
+    """
+    recorder = LoadRecorder(_tensors(state_dict))
+    more = {}
+    if "state_dict" in inspect.signature(comfy.sd.CLIP.__init__).parameters:
+        more = {"state_dict": state_dict, "disable_dynamic": True}
+    try:
+        with recorder:
+            clip = comfy.sd.CLIP(
+                target,
+                embedding_directory=folder_paths.get_folder_paths("embeddings"),
+                tokenizer_data=state_dict,
+                parameters=comfy.utils.calculate_parameters(state_dict),
+                model_options={"initial_device": _NOT_THE_LOAD_DEVICE},
+                **more,
+            )
+            if not more:
+                clip.load_sd(state_dict, full_model=True)
+    except _NOT_OF_THIS_KIND as error:
+        raise CheckpointFormatError(
+            f"the text encoder in {checkpoint.name} could not be loaded ({type(error).__name__}: "
+            f"{error}); the file is incomplete, or of a model that this ComfyUI does not know"
+        ) from error
+    return _finished(clip, recorder, checkpoint, copy_limit_bytes)
+
+
+def _finished(
+    clip: Any, recorder: LoadRecorder, files: Checkpoint, copy_limit_bytes: int
+) -> BuiltClip:
+    model = clip.cond_stage_model
+    assigned = put_in_place(model, recorder, files.name, copy_limit_bytes)
+    # The first name is the encoder, the second ComfyUI's wrapping of it.
+    absent = absent_parts(model, assigned, files.name, depth=2)
+    model.requires_grad_(False)
+    note = "; ".join(filter(None, (files.note, absent)))
+    if note:
+        _LOG.warning("%s", note)
+    return BuiltClip(clip, BuiltModel(model, files.mappings, assigned.stored_dtypes, note))
 
 
 def _prepared(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -106,7 +151,7 @@ def _constructed(
                 model_options=options,
                 **more,
             )
-    except (RuntimeError, LookupError, AttributeError, TypeError, ValueError) as error:
+    except _NOT_OF_THIS_KIND as error:
         raise CheckpointFormatError(
             f"{names} could not be loaded as a text encoder of type {clip_type} "
             f"({type(error).__name__}: {error}); choose the type that the model needs, or other "
