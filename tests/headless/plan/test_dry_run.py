@@ -23,6 +23,9 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.scale = nn.Parameter(torch.ones(width))
 
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.norm(values) * self.scale
+
 
 class Dit(nn.Module):
     """As DiTs are: a list of blocks, and small Sequentials outside of it."""
