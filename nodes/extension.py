@@ -11,7 +11,7 @@ from .comfyui.compat import has, tell
 from .comfyui.symbols import Part
 from .graph.stand_ins import stand_ins
 
-_MODULES = ("budget", "loaders", "encoders", "sleep", "status")
+_MODULES = ("budget", "loaders", "encoders", "vaes", "checkpoints", "sleep", "status")
 
 logger = logging.getLogger("courier")
 

@@ -36,14 +36,19 @@ def path_of(name: str, folder: str = "diffusion_models") -> Path:
 
 def fingerprint_of(names: Iterable[str], folder: str = "diffusion_models") -> str:
     """What changes when a file of the model does: ComfyUI then runs the loader node again."""
-    files: list[Path] = []
-    for name in names:
-        path = path_of(name, folder)
-        try:
-            files.extend(resolve_shards(path))
-        except CourierError:
-            files.append(path)  # the loader itself will say what is wrong with it
-    return " ".join(_identity_text(file) for file in files)
+    return fingerprint_of_paths(path_of(name, folder) for name in names)
+
+
+def fingerprint_of_paths(paths: Iterable[Path]) -> str:
+    """The same of files."""
+    return " ".join(_identity_text(file) for path in paths for file in _shards(path))
+
+
+def _shards(path: Path) -> tuple[Path, ...]:
+    try:
+        return tuple(resolve_shards(path))
+    except CourierError:
+        return (path,)  # the loader itself will say what is wrong with it
 
 
 def _identity_text(file: Path) -> str:

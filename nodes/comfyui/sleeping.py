@@ -14,10 +14,9 @@ import torch
 from ...offload_core.sleep import Held, Sleeper
 from ...offload_core.values import size_text
 from ..models.attachment import attachment_of
-from ..models.registry import slug
+from ..models.registry import DIFFUSION_MODEL, LOADER_TITLES, TEXT_ENCODER, VAE, slug
 
 _NOT_LOADED = Held(0)
-DIFFUSION_MODEL = "diffusion model"
 
 BeforeUse = Callable[[str], None]
 
@@ -119,8 +118,8 @@ class CoreSleeper:
             return ()
         size = size_text(int(patcher.model_size()))
         text = f"{size} of weights stay in RAM: ComfyUI's own loader has no other place for them"
-        if self.kind == DIFFUSION_MODEL:
-            text += "; loaded with Load Diffusion Model (Courier), they stay in the file"
+        if self.kind in LOADER_TITLES:
+            text += f"; loaded with {LOADER_TITLES[self.kind]}, they stay in the file"
         return (text,)
 
     def fall_asleep(self, level: int) -> None:
@@ -229,11 +228,11 @@ def kind_of(inner: Any) -> str:
     if isinstance(inner, comfy.model_base.BaseModel):
         return DIFFUSION_MODEL
     if hasattr(inner, "encode_token_weights"):
-        return "text encoder"
+        return TEXT_ENCODER
     if "control" in _name_of(inner).lower():
         return "ControlNet"
     if hasattr(inner, "decode") and hasattr(inner, "encode"):
-        return "VAE"
+        return VAE
     return "model"
 
 

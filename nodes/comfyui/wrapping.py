@@ -11,6 +11,7 @@ from typing import Any
 
 import comfy.model_management
 import torch
+from torch import nn
 
 from ...offload_core.device import backend_for
 from ...offload_core.run import attach
@@ -51,8 +52,9 @@ def wrap(built: BuiltModel, order: Order, devices: Devices) -> CourierPatcher:
     switches = read_switches(os.environ)
     backend = backend_for(devices.load, switches.pretend_device_bytes)
     budget = order.budget
+    root = _root_of(built.model)
     engine = attach(
-        built.model,
+        root,
         backend,
         built.mappings,
         EngineConfig(switches=switches),
@@ -71,6 +73,7 @@ def wrap(built: BuiltModel, order: Order, devices: Devices) -> CourierPatcher:
         share=get_service().share_of(str(devices.load), budget) if budget.shared else None,
         origin=order.origin,
         asked_by=order.asked_by,
+        root=root if root is not built.model else None,
     )
     model: Any = built.model
     setattr(model, ATTRIBUTE, attachment)
@@ -81,6 +84,21 @@ def wrap(built: BuiltModel, order: Order, devices: Devices) -> CourierPatcher:
     attachment.before_use = before_use
     remember(patcher, attachment)
     return patcher
+
+
+def _root_of(model: nn.Module) -> nn.Module:
+    """What the engine takes for the model: where the model has weights of its own beside those of
+    its parts, a module over the very same parts and weights.
+
+    The engine holds each module that has weights, and the model holds its engine: a circle, which
+    only a garbage collection would free.
+    """
+    if not any(weight is not None for weight in model._parameters.values()):
+        return model
+    root = nn.Module()
+    root._parameters, root._buffers = model._parameters, model._buffers
+    root._modules = model._modules
+    return root
 
 
 def diffusion_devices() -> Devices:

@@ -19,6 +19,8 @@ _NAMES = {
         ("CourierLoadTripleCLIP", "Load Triple CLIP (Courier)", Part.LOAD),
         ("CourierLoadQuadrupleCLIP", "Load Quadruple CLIP (Courier)", Part.LOAD),
     ),
+    "vaes": (("CourierLoadVAE", "Load VAE (Courier)", Part.LOAD),),
+    "checkpoints": (("CourierLoadCheckpoint", "Load Checkpoint (Courier)", Part.LOAD),),
     "sleep": (
         ("CourierSleepModel", "Sleep Model", Part.SLEEP),
         ("CourierWakeModel", "Wake Model", Part.SLEEP),

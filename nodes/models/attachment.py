@@ -65,6 +65,8 @@ class Attachment:
     """Held by the thread that runs the model; another one waits."""
     arrivals_of: object = None
     """The set of patches that they were made from, as ComfyUI numbers it."""
+    root: torch.nn.Module | None = None
+    """What the engine works on where that is not the model itself; it lives as long as this."""
     origin: Origin = field(default_factory=Origin)
     """The loader that made the model, and what it was given."""
     model_id: str = ""

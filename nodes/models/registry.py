@@ -62,6 +62,12 @@ class AskedBudget:
 
 DIFFUSION_MODEL, TEXT_ENCODER, VAE = "diffusion model", "text encoder", "VAE"
 """Kinds of models, as people and the panel know them."""
+LOADER_TITLES: Mapping[str, str] = {
+    DIFFUSION_MODEL: "Load Diffusion Model (Courier)",
+    TEXT_ENCODER: "Load CLIP (Courier)",
+    VAE: "Load VAE (Courier)",
+}
+"""Our loader of each kind, as its node is called."""
 
 
 @dataclass(frozen=True)

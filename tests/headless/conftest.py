@@ -62,6 +62,12 @@ OBJECT_INFO: dict[str, Any] = {
         ["COURIER_BUDGET"],
     ),
     "CLIPLoader": info({"clip_name": [["clip.safetensors"]]}, ["CLIP"]),
+    "CourierLoadCLIP": info(
+        {"clip_name": [["clip.safetensors"]]}, ["CLIP"], {"budget": ["COURIER_BUDGET", {}]}
+    ),
+    "ControlNetLoader": info({"control_net_name": [["c.safetensors"]]}, ["CONTROL_NET"]),
+    "LoraLoader": info({"model": ["MODEL"], "lora_name": [["l.safetensors"]]}, ["MODEL"]),
+    "VAELoader": info({"vae_name": [["vae.safetensors"]]}, ["VAE"]),
     "CLIPTextEncode": info(
         {"text": ["STRING", {"multiline": True}], "clip": ["CLIP"]}, ["CONDITIONING"]
     ),

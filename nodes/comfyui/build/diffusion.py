@@ -142,12 +142,34 @@ def build_diffusion_model(
     if inner:
         state_dict, metadata = convert_old_quants(inner, metadata)
     config, state_dict = _recognise(state_dict, metadata, checkpoint.name)
-    choice = choose_dtypes(state_dict, config, requested)
-    config.set_inference_dtype(choice.storage, choice.cast)
     if fp8_optimizations:
         config.optimizations["fp8"] = True
-    model = config.get_model(state_dict, "")
-    stored = _assign(model, state_dict, choice, checkpoint.name, copy_limit_bytes)
+    found = Recognised(config, state_dict, "", state_dict)
+    return build_recognised(found, checkpoint, requested, copy_limit_bytes)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What ComfyUI takes a file for: its configuration, and the weights of the diffusion model
+    alone (``inner``), which are those of ``state_dict`` that begin with ``prefix``."""
+
+    config: Any
+    state_dict: dict[str, torch.Tensor]
+    prefix: str
+    inner: dict[str, torch.Tensor]
+
+
+def build_recognised(
+    found: Recognised,
+    checkpoint: Checkpoint,
+    requested: torch.dtype | None,
+    copy_limit_bytes: int,
+) -> BuiltModel:
+    """As ``build_diffusion_model``, of a file that was recognised."""
+    choice = choose_dtypes(found.inner, found.config, requested)
+    found.config.set_inference_dtype(choice.storage, choice.cast)
+    model = found.config.get_model(found.state_dict, found.prefix)
+    stored = _assign(model, found.inner, choice, checkpoint.name, copy_limit_bytes)
     model.requires_grad_(False)
     if checkpoint.note:
         _LOG.warning("%s", checkpoint.note)
@@ -172,13 +194,13 @@ def _read_other_format(path: Path) -> Checkpoint:
 
 
 def convert_old_quants(
-    state_dict: dict[str, torch.Tensor], metadata: Any
+    state_dict: dict[str, torch.Tensor], metadata: Any, prefix: str = ""
 ) -> tuple[dict[str, torch.Tensor], Any]:
     """Older ways to mark quantised weights, as the newest one, where this ComfyUI has it."""
     convert = getattr(comfy.utils, "convert_old_quants", None)
     if convert is None:
         return state_dict, metadata
-    converted, metadata = convert(state_dict, "", metadata=metadata)
+    converted, metadata = convert(state_dict, prefix, metadata=metadata)
     return converted, metadata
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .dtypes import widens_exactly
+
 _ATEN = torch.ops.aten
 _EMPTY = tuple(
     getattr(_ATEN, name)
@@ -42,6 +44,10 @@ class LoadRecorder(TorchDispatchMode):
         load = self._loads.get(_address(weight)) if _is_plain(weight) and weight.numel() else None
         return load[1] if load is not None and load[0].shape == weight.shape else None
 
+    def is_source(self, weight: torch.Tensor) -> bool:
+        """Whether ``weight`` lies on a tensor of the file's already: newer ComfyUI assigns some."""
+        return _is_plain(weight) and bool(weight.numel()) and _address(weight) in self._sources
+
     def is_unwritten(self, weight: torch.Tensor) -> bool:
         """Whether nobody gave ``weight`` any values: it is what the memory happened to hold."""
         return _is_plain(weight) and bool(weight.numel()) and _address(weight) in self._empty
@@ -51,11 +57,22 @@ class LoadRecorder(TorchDispatchMode):
     ) -> Any:
         """Torch's own call for each operation."""
         kwargs = kwargs or {}
+        if func.overloadpacket is _ATEN._has_compatible_shallow_copy_type:
+            return func(*args, **kwargs)  # asked by Module.to, and reads nothing
+        with self:
+            # In inference mode what is made of other operations arrives whole.
+            made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
         if func.overloadpacket is _ATEN.copy_ and self._is_load(args[0], args[1]):
             target = args[0]
             self._loads[_address(target)] = (target, args[1])
             self._empty.pop(_address(target), None)
             return target
+        if func.overloadpacket is _ATEN._to_copy:
+            converted = self._converted(args[0], kwargs)
+            if converted is not None:
+                return converted
         self._before(func, args, kwargs)
         result = func(*args, **kwargs)
         if func.overloadpacket in _EMPTY and _is_plain(result) and result.numel():
@@ -73,6 +90,29 @@ class LoadRecorder(TorchDispatchMode):
             and _address(target) not in self._sources
             and _address(source) in self._sources
         )
+
+    def _converted(self, weight: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """An empty weight, or one that would be filled, in another dtype: just as empty, or to be
+        filled with the same. None where that is not the same as converting what it would hold."""
+        device, dtype = kwargs.get("device"), kwargs.get("dtype")
+        if not _is_plain(weight) or not weight.numel() or not weight.is_contiguous():
+            return None
+        if device is not None and torch.device(device).type != "cpu":
+            return None
+        address = _address(weight)
+        load = self._loads.get(address)
+        if load is None and address not in self._empty:
+            return None
+        if load is not None and not (
+            load[0].shape == weight.shape and widens_exactly(load[1].dtype, weight.dtype)
+        ):
+            return None
+        result = torch.empty(weight.shape, dtype=dtype or weight.dtype)
+        if load is None:
+            self._empty[_address(result)] = result
+        else:
+            self._loads[_address(result)] = (result, load[1])
+        return result
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gives_views = any(one.alias_info is not None for one in func._schema.returns)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ....offload_core.values import CheckpointFormatError
-from .assigning import AssignedWeights, put_in_place
+from .assigning import absent_parts, put_in_place
 from .diffusion import BuiltModel, Checkpoint, convert_old_quants
 from .recorder import LoadRecorder
 
@@ -23,8 +23,10 @@ _LOG = logging.getLogger("courier")
 
 _NOT_THE_LOAD_DEVICE = torch.device("cpu", 0)
 """The CPU by another name: ComfyUI loads a model at once that it finds on the device of its run."""
-_HEADS = ("lm_head",)
-"""Weights of generating alone: an encoder's file may lack them."""
+
+
+_NOT_OF_THIS_KIND = (RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+"""What ComfyUI raises over files that are not what they are taken for."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,59 @@ def build_text_encoder(
     tensors = [list(_tensors(one)) for one in state_dicts]
     recorder = LoadRecorder(tensor for one in tensors for tensor in one)
     clip = _constructed(state_dicts, clip_type, device, recorder, names)
-    model = clip.cond_stage_model
-    _refuse_useless_files(checkpoints, tensors, model, recorder)
-    assigned = put_in_place(model, recorder, names, copy_limit_bytes)
+    _refuse_useless_files(checkpoints, tensors, clip.cond_stage_model, recorder)
     note = "; ".join(filter(None, [one.note for one in checkpoints]))
-    absent = _absent_parts(model, assigned, names)
-    model.requires_grad_(False)
-    for text in filter(None, (note, absent)):
-        _LOG.warning("%s", text)
-    note = "; ".join(filter(None, (note, absent)))
     mappings = tuple(mapping for one in checkpoints for mapping in one.mappings)
-    return BuiltClip(clip, BuiltModel(model, mappings, assigned.stored_dtypes, note))
+    whole = Checkpoint(names, {}, {}, mappings, note)
+    return _finished(clip, recorder, whole, copy_limit_bytes)
+
+
+def build_checkpoint_encoder(
+    target: Any, state_dict: dict[str, Any], checkpoint: Checkpoint, copy_limit_bytes: int
+) -> BuiltClip:
+    """The text encoder of a checkpoint that has a diffusion model and a VAE too.
+
+    Args:
+        target: what ComfyUI's configuration of the diffusion model says it is.
+        state_dict: the encoder's own weights.
+    Raises: as ``build_text_encoder``.
+    """
+    recorder = LoadRecorder(_tensors(state_dict))
+    more = {}
+    if "state_dict" in inspect.signature(comfy.sd.CLIP.__init__).parameters:
+        more = {"state_dict": state_dict, "disable_dynamic": True}
+    try:
+        with recorder:
+            clip = comfy.sd.CLIP(
+                target,
+                embedding_directory=folder_paths.get_folder_paths("embeddings"),
+                tokenizer_data=state_dict,
+                parameters=comfy.utils.calculate_parameters(state_dict),
+                model_options={"initial_device": _NOT_THE_LOAD_DEVICE},
+                **more,
+            )
+            if not more:
+                clip.load_sd(state_dict, full_model=True)
+    except _NOT_OF_THIS_KIND as error:
+        raise CheckpointFormatError(
+            f"the text encoder in {checkpoint.name} could not be loaded ({type(error).__name__}: "
+            f"{error}); the file is incomplete, or of a model that this ComfyUI does not know"
+        ) from error
+    return _finished(clip, recorder, checkpoint, copy_limit_bytes)
+
+
+def _finished(
+    clip: Any, recorder: LoadRecorder, files: Checkpoint, copy_limit_bytes: int
+) -> BuiltClip:
+    model = clip.cond_stage_model
+    assigned = put_in_place(model, recorder, files.name, copy_limit_bytes)
+    # The first name is the encoder, the second ComfyUI's wrapping of it.
+    absent = absent_parts(model, assigned, files.name, depth=2)
+    model.requires_grad_(False)
+    note = "; ".join(filter(None, (files.note, absent)))
+    if note:
+        _LOG.warning("%s", note)
+    return BuiltClip(clip, BuiltModel(model, files.mappings, assigned.stored_dtypes, note))
 
 
 def _prepared(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -107,7 +151,7 @@ def _constructed(
                 model_options=options,
                 **more,
             )
-    except (RuntimeError, LookupError, AttributeError, TypeError, ValueError) as error:
+    except _NOT_OF_THIS_KIND as error:
         raise CheckpointFormatError(
             f"{names} could not be loaded as a text encoder of type {clip_type} "
             f"({type(error).__name__}: {error}); choose the type that the model needs, or other "
@@ -142,61 +186,3 @@ def _addresses(weight: torch.Tensor, recorder: LoadRecorder) -> Iterator[int]:
             yield getattr(weight.data, name).untyped_storage().data_ptr()
     else:
         yield weight.untyped_storage().data_ptr()
-
-
-def _absent_parts(model: nn.Module, assigned: AssignedWeights, names: str) -> str:
-    """What the files lack, for people. A part that encoding a text can do without (a vision tower,
-    the head that generates) becomes zeros; anything else is refused.
-
-    Raises: CheckpointFormatError.
-    """
-    missing = frozenset(assigned.missing)
-    parts: dict[str, int] = {}
-    lost = []
-    for key in assigned.missing:
-        part = _optional_part(model, key, missing)
-        if part is None:
-            lost.append(key)
-        else:
-            parts[part] = parts.get(part, 0) + 1
-    if lost:
-        # ComfyUI runs such a model on uninitialised memory after a warning.
-        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
-        raise CheckpointFormatError(
-            f"{names} lacks {len(lost)} weights of {type(model).__name__} ({shown}); the file is "
-            "incomplete, or of another model or type; download it again or choose another"
-        )
-    for key in assigned.missing:
-        _fill_with_zeros(model, key)
-    if not parts:
-        return ""
-    held = ", ".join(f"{name} ({count} weights)" for name, count in parts.items())
-    return f"{names} has no {held}: what needs it gives nothing of use"
-
-
-def _fill_with_zeros(model: nn.Module, key: str) -> None:
-    path, _, attribute = key.rpartition(".")
-    module = model.get_submodule(path)
-    weight = module._parameters.get(attribute)
-    if weight is None:
-        module._buffers[attribute] = torch.zeros_like(module._buffers[attribute])
-        return
-    # Zeros that nobody writes to are the system's own page, over and over.
-    zeros = torch.zeros(weight.shape, dtype=weight.dtype)
-    module._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
-
-
-def _optional_part(model: nn.Module, key: str, missing: frozenset[str]) -> str | None:
-    """The largest part of an encoder that a file lacks whole, where encoding can do without."""
-    path = key.rpartition(".")[0].split(".")
-    # The first name is the encoder, the second ComfyUI's wrapping of it.
-    for depth in range(2, len(path) + 1):
-        name = ".".join(path[:depth])
-        part = model.get_submodule(name)
-        held = [f"{name}.{one}" for one, _ in part.named_parameters()]
-        if not all(one in missing for one in held):
-            continue
-        in_a_list = path[depth - 1].isdigit()
-        is_part = any(True for _ in part.children()) or path[depth - 1] in _HEADS
-        return name if is_part and not in_a_list else None
-    return None

@@ -11,14 +11,13 @@ from typing import Any
 from ..errors import UsageError
 from ..text import some_of
 from .graph import Node, read_nodes
+from .loaders import LOADERS, knows_courier, left_alone
 from .nearest import nearest_choices
 from .schema import Catalog, InputSpec, is_link
 from .values import match_choice
 
 SEEDS = ("seed", "noise_seed")
 RANDOM = "random"
-LOADERS: Mapping[str, str] = {"UNETLoader": "CourierLoadDiffusionModel"}
-"""The core's loaders and ours that take their place: the same inputs and the same output."""
 BUDGET_CLASS, BUDGET_INPUT = "CourierBudget", "budget"
 _BUDGET_NODE = "courier_budget"
 _SEED_LIMIT = 1 << 48
@@ -72,7 +71,7 @@ def change_workflow(prompt: Mapping[str, Any], changes: Changes, catalog: Catalo
     if changes.courier:
         _use_courier(changed, catalog)
     if changes.budget is not None:
-        _set_budget(changed, changes.budget)
+        _set_budget(changed, changes.budget, changes.courier)
     if changes.seed is not None:
         _set_seeds(changed, changes.seed, catalog)
     for text in changes.values:
@@ -95,22 +94,30 @@ def _use_courier(changed: Changed, catalog: Catalog) -> None:
         ours = LOADERS.get(node.class_type)
         if ours is None:
             continue
-        if catalog.get(ours) is None:
+        if not knows_courier(catalog):
             raise UsageError(
                 f"--courier puts {ours} in the place of node {node.name}, and this ComfyUI has no "
                 "such node: install ComfyUI-Courier there, or a newer one"
             )
+        if catalog.get(ours) is None:
+            continue  # an older Courier; the loader is named below
         changed.prompt[node.id]["class_type"] = ours
         changed.notes.append(f"node {node.name} is loaded by {ours}")
-    if not any(node.class_type in LOADERS.values() for node in _nodes(changed).values()):
+    nodes = _nodes(changed).values()
+    left = list(left_alone(nodes, catalog))
+    changed.notes += left
+    if not left and not any(node.class_type in LOADERS.values() for node in nodes):
         raise UsageError(
             f"--courier finds nothing to replace: it knows {', '.join(LOADERS)}, and the workflow "
             "has none of them"
         )
 
 
-def _set_budget(changed: Changed, budget: BudgetChoice) -> None:
+def _set_budget(changed: Changed, budget: BudgetChoice, was_asked_for_loaders: bool) -> None:
     loaders = [n for n in _nodes(changed).values() if n.class_type in LOADERS.values()]
+    if not loaders and was_asked_for_loaders:
+        changed.notes.append("the budget holds for nothing: no loader of the workflow is Courier's")
+        return
     if not loaders:
         raise UsageError(
             "a budget is for Courier's loaders, and the workflow has none; with --courier they "

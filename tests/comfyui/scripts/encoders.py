@@ -322,7 +322,8 @@ for function in PARTS:
     if function.__name__ in wanted:
         part = function.__name__
         try:
-            function()
+            with torch.inference_mode():  # as ComfyUI runs every node
+                function()
         except Exception:
             traceback.print_exc()
             check("ended with an error, see stderr", False)

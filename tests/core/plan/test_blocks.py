@@ -70,6 +70,13 @@ def test_a_unet_is_opened_down_to_the_parts_that_it_calls() -> None:
     }
 
 
+def test_an_element_that_nobody_can_call_is_opened() -> None:
+    level = model(block=nn.ModuleList([Block(), Block()]), upsample=nn.Linear(4, 4))
+    assert found(model(up=nn.ModuleList([level]))) == {
+        "up": ["up.0.block.0", "up.0.block.1", "up.0.upsample"]
+    }
+
+
 def test_a_wrapped_model_is_found_by_its_full_name() -> None:
     root = model(module=model(blocks=nn.ModuleList([Block()])))
     assert found(root) == {"module.blocks": ["module.blocks.0"]}

@@ -135,6 +135,32 @@ def test_couriers_loader_takes_the_place_of_the_cores(change: Change) -> None:
     assert change(courier=True, workflow=changed.prompt).prompt == changed.prompt
 
 
+def test_loaders_that_stay_are_named_with_the_reason(change: Change, headless: Headless) -> None:
+    more = {
+        "20": node("ControlNetLoader", control_net_name="c.safetensors"),
+        "21": node("LoraLoader", model=["1", 0], lora_name="l.safetensors"),
+        "22": node("VAELoader", vae_name="vae.safetensors"),
+    }
+    changed = change(courier=True, workflow={**prompt(), **more})
+    assert changed.prompt["2"]["class_type"] == "CourierLoadCLIP"
+    assert {i: changed.prompt[i] for i in more} == more
+    stays = [note for note in changed.notes if "stays as it is" in note]
+    assert len(stays) == 2
+    assert "Courier has no loader like ControlNetLoader" in stays[0]
+    assert "Courier on this ComfyUI has no CourierLoadVAE" in stays[1]
+
+
+def test_a_workflow_of_other_loaders_alone_runs_as_it_is(
+    change: Change, headless: Headless
+) -> None:
+    workflow = {"1": node("ControlNetLoader", control_net_name="c.safetensors")}
+    budget = headless.module("workflow.change").BudgetChoice(8)
+    changed = change(courier=True, budget=budget, workflow=workflow)
+    assert changed.prompt == workflow
+    assert "no loader like ControlNetLoader" in changed.notes[0]
+    assert "the budget holds for nothing" in changed.notes[1]
+
+
 def test_a_budget_for_all_courier_loaders(change: Change, headless: Headless) -> None:
     budget = headless.module("workflow.change").BudgetChoice
     changed = change(courier=True, budget=budget(11.5, None, together=True))
