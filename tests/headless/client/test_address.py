@@ -175,7 +175,9 @@ def test_a_token_and_a_password_are_one_too_many(
     assert plain[1][-1][1].startswith("Basic ")
 
 
-def test_whoever_we_are_sent_on_to_gets_no_password(models: Any, plain: Any) -> None:
+def test_a_server_that_sends_us_on_is_refused_and_nobody_else_is_asked(
+    models: Any, plain: Any, headless: Headless
+) -> None:
     other, seen = plain
 
     async def send_on(request: web.Request) -> web.Response:
@@ -184,5 +186,6 @@ def test_whoever_we_are_sent_on_to_gets_no_password(models: Any, plain: Any) -> 
     made = web.Application()
     made.router.add_route("*", "/{tail:.*}", send_on)
     with serving(made) as address:
-        assert models(address.replace("//", "//me:you@")) == []
-    assert seen == [("/courier/v1/models", None)]
+        with pytest.raises(headless.courier.RefusedError, match="sends us to another address"):
+            models(address.replace("//", "//me:you@"))
+    assert seen == []
