@@ -8,6 +8,7 @@ of the core is replaced: this is a subclass, made by our loaders only.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import comfy.hooks
@@ -21,6 +22,7 @@ from ..models.attachment import Attachment, attachment_of
 from .arrival import MergedOnArrival
 from .host import device_room_bytes
 from .lora import PatchAtUse, forget_merged
+from .saving import later_values
 
 _LOG = logging.getLogger("courier")
 
@@ -70,6 +72,18 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             if key in homes:
                 patches[0] = (homes[key], patches[0][1])
         return found
+
+    def model_state_dict_for_saving(
+        self, model: torch.nn.Module | None = None, prefix: str = ""
+    ) -> dict[str, torch.Tensor]:
+        """As the core's, of what it would have held after a load of its own."""
+        stored = self.attachment.stored_dtypes
+        return later_values(
+            (model or self.model).state_dict(),
+            weight_of=lambda key: self._saved_weight(f"{prefix}{key}"),
+            merged_of=lambda key: self._merger(f"{prefix}{key}"),
+            stored_of=lambda key: stored.get(f"{prefix}{key}"),
+        )
 
     def pin_weight_to_device(self, key: str) -> None:
         """Nothing: the core would register the mapping without the read-only flag."""
@@ -363,6 +377,21 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         assert weight is not None
         stored = self.attachment.stored_dtypes.get(key, weight.dtype)
         return PatchAtUse(key, self.patches[key], module, stored)
+
+    def _saved_weight(self, key: str) -> torch.nn.Parameter | None:
+        # A private one is what the core would hold already.
+        return None if key in self.attachment.private else self._parameter(key)
+
+    def _merger(self, key: str) -> Callable[[], torch.Tensor] | None:
+        if key not in self.patches or key in self.attachment.private:
+            return None
+        weight = self._parameter(key)
+        if weight is None or not hasattr(self._module(key), "comfy_cast_weights"):
+            return None
+        return lambda: self._patch(key).merged(weight, self.load_device)
+
+    def _module(self, key: str) -> torch.nn.Module:
+        return self.model.get_submodule(key.rpartition(".")[0])
 
     def _parameter(self, key: str) -> torch.nn.Parameter | None:
         path, _, attribute = key.rpartition(".")

@@ -162,7 +162,9 @@ class WrapperBinding:
 
     def _make(self, tensors: Mapping[Path, torch.Tensor]) -> None:
         self._made_over = dict(tensors)
-        self._made = as_parameter(self._wrapper.recipe.made_of(tensors))
+        # As the home: torch detaches no ordinary wrapper in inference mode, if it makes new ones.
+        with torch.inference_mode(self._wrapper.home.is_inference()):
+            self._made = as_parameter(self._wrapper.recipe.made_of(tensors))
 
 
 def refusal_of(wrapper: torch.Tensor) -> str:
@@ -208,7 +210,8 @@ def over_originals(wrapper: torch.Tensor, originals: list[torch.Tensor]) -> nn.P
     }
     if not found or refusal_of(wrapper):
         return None
-    return as_parameter(Recipe.of(wrapper).made_of({**inner, **found}))
+    with torch.inference_mode(wrapper.is_inference()):
+        return as_parameter(Recipe.of(wrapper).made_of({**inner, **found}))
 
 
 def _original_of(tensor: torch.Tensor, originals: list[torch.Tensor]) -> torch.Tensor | None:

@@ -65,3 +65,19 @@ def test_every_comfyui_reads_the_oldest_of_the_formats(quantised_lines: Lines) -
 
 def test_format_that_this_comfyui_does_not_read_is_refused_by_name(quantised_lines: Lines) -> None:
     passes(quantised_lines, "unknown_formats", 5)
+
+
+def test_saved_model_has_the_tensors_of_the_stock_save(quantised_lines: Lines) -> None:
+    known = said(quantised_lines, "known")
+    passes(quantised_lines, "saving", 42 if "nvfp4" in known else 12)
+
+
+def test_merged_model_is_the_stock_one_whichever_of_the_two_is_quantised(
+    quantised_lines: Lines,
+) -> None:
+    passes(quantised_lines, "merging", 8)
+
+
+def test_patches_are_computed_in_the_dtype_of_this_comfyui(quantised_lines: Lines) -> None:
+    # Older ones have no choice, and there is nothing else to compare.
+    passes(quantised_lines, "compute_dtype", 17 if "fp8" in said(quantised_lines, "known") else 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,6 +147,98 @@ def sizes(how: Format) -> None:
         engine.unload()
 
 
+def saving() -> None:
+    """A save has the tensors that a save of the core's own model has, merged or not."""
+    plain = bootstrap.model_file("wan")
+    reads_marks = hasattr(comfy.utils, "convert_old_quants")
+    with tempfile.TemporaryDirectory(dir=bootstrap.base_path()) as temporary:
+        out = Path(temporary)
+        saves_equal(plain, "wan", out)
+        for how in FORMATS:
+            # Before it read marks, ComfyUI could not save what its header says is quantised.
+            is_saved = how.name in SAVED and (reads_marks or how.place != "header")
+            if how.name in known_formats() and is_saved:
+                with quantised(how) as file:
+                    saves_equal(file, how.name, out)
+
+
+def saves_equal(file: Path, name: str, out: Path) -> None:
+    for kind in ("plain", "lora"):
+        stock = patched(comfy.sd.load_diffusion_model(str(file)), kind)
+        wanted = saved(out / "stock.safetensors", stock)
+        for plan, budget in budgets_of(file).items():
+            model = courier(file, budget)
+            got = saved(out / "courier.safetensors", patched(model, kind))
+            differing = [
+                key
+                for key, tensor in wanted.items()
+                if key not in got or not identical(got[key], tensor)
+            ]
+            alike = not differing and got.keys() == wanted.keys()
+            check(f"{name}, {plan}, {kind}: the same {len(wanted)} tensors {differing[:3]}", alike)
+
+
+def identical(got: torch.Tensor, want: torch.Tensor) -> bool:
+    alike = got.dtype == want.dtype and got.shape == want.shape
+    return alike and torch.equal(got.view(-1).view(torch.uint8), want.view(-1).view(torch.uint8))
+
+
+def saved(file: Path, model: Any) -> dict[str, torch.Tensor]:
+    comfy.sd.save_checkpoint(str(file), model)
+    return dict(load_file(file))
+
+
+def merging() -> None:
+    """A merge of two models, either of them quantised, is the core's."""
+    from comfy_extras.nodes_model_merging import ModelMergeSimple
+
+    def outcome(first: Any, second: Any) -> Any:
+        try:
+            merged = ModelMergeSimple().merge(first, patched(second, "lora"), 0.3)[0]
+        except Exception as error:  # what the core cannot merge, ours cannot either
+            return type(error).__name__
+        return bootstrap.sample(merged)
+
+    plain = bootstrap.model_file("wan")
+    for how in FORMATS:
+        if how.name not in known_formats() or how.name not in SAVED:
+            continue
+        with quantised(how) as file:
+            for one, other in ((file, plain), (plain, file)):
+                stock = [comfy.sd.load_diffusion_model(str(path)) for path in (one, other)]
+                want = outcome(*stock)
+                for plan in ("whole", "smallest"):
+                    ours = [courier(path, budgets_of(path)[plan]) for path in (one, other)]
+                    got = outcome(*ours)
+                    is_text = isinstance(want, str)
+                    alike = got == want if is_text else torch.equal(got, want)
+                    what = want if is_text else "equal"
+                    order = "first" if one == file else "second"
+                    check(f"{how.name} as the {order} of two, {plan}: {what}", alike)
+
+
+def compute_dtype() -> None:
+    """Patches are computed in what this ComfyUI computes them in: on a card maybe in float16."""
+    device = management.get_torch_device()
+    known = getattr(management, "LORA_COMPUTE_DTYPES", None)
+    lora = bootstrap.submodule(pack, "nodes.comfyui.lora")
+    check("as this ComfyUI says", lora.compute_dtype(device) is torch.float32)
+    if known is None:
+        return  # before it had a choice, it was float32 everywhere
+    formats = [how for how in FORMATS if how.name in ("fp8_header", "int8_convrot")]
+    with quantised(formats[0]) as scaled, quantised(formats[1]) as rotated:
+        for file in (bootstrap.model_file("wan"), bootstrap.model_file("wan_fp8"), scaled, rotated):
+            known.clear()
+            wide = bootstrap.sample(patched(comfy.sd.load_diffusion_model(str(file)), "lora"))
+            known[device] = torch.float16
+            half = bootstrap.sample(patched(comfy.sd.load_diffusion_model(str(file)), "lora"))
+            check(f"{file.name}: it shows", not torch.equal(wide, half))
+            for plan, budget in budgets_of(file).items():
+                got = bootstrap.sample(patched(courier(file, budget), "lora"))
+                same(f"{file.name}, {plan}: equal in float16", got, half)
+    known.clear()
+
+
 def near(what: str, one: int, other: int, share: float) -> None:
     check(what, abs(one - other) <= share * other)
 
@@ -184,7 +277,13 @@ def refusal(file: Path) -> str:
     return ""
 
 
-PARTS = {"unknown_formats": unknown_formats}
+PARTS = {
+    "unknown_formats": unknown_formats,
+    "saving": saving,
+    "merging": merging,
+    "compute_dtype": compute_dtype,
+}
+SAVED = ("fp8_old", "fp8_header", "int8_convrot", "nvfp4", "convrot_w4a4", "asym_w4a8")
 
 
 def run(name: str) -> None:

@@ -528,3 +528,18 @@ def test_copies_of_what_a_file_has_are_given_up_for_it(
         assert pair.is_exact()
     broken = wrapped(Broken(torch.ones(2, 2, dtype=torch.int8), torch.tensor(3.0)))
     assert over_originals(broken, [torch.tensor(3.0)]) is None
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["inference", "ordinary"])
+def test_a_state_dict_can_be_taken_wherever_the_model_was_made(
+    make: Callable[..., Pair], engine_over: Over, share_of: Callable[..., int], mode: bool
+) -> None:
+    with torch.inference_mode(mode):
+        pair = make(4)
+        engine = engine_of(engine_over, pair)
+        for hundredths in (40, 100):
+            engine.load(Budget(share_of(engine, hundredths), 0))
+            with engine.run():
+                assert pair.is_exact()
+            taken, wanted = pair.module.state_dict(), pair.plain.state_dict()
+            assert torch.equal(taken["blocks.3.coded"].plain(), wanted["blocks.3.coded"].plain())
