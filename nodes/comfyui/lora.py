@@ -16,6 +16,8 @@ import comfy.model_patcher
 import comfy.utils
 import torch
 
+from .fitting import fitting
+
 # 0.26 moved it from model_patcher to utils.
 _string_to_seed = getattr(comfy.utils, "string_to_seed", None) or getattr(
     comfy.model_patcher, "string_to_seed", None
@@ -34,7 +36,7 @@ class PatchAtUse:
     ) -> None:
         attribute = key.rsplit(".", 1)[1]
         self.key = key
-        self.patches = patches
+        self.patches = fitting(patches, getattr(module, attribute, None), key)
         self.stored_dtype = stored_dtype
         # Operations with scaled storage convert: patches count in real weights, not in codes.
         self._convert = getattr(module, f"convert_{attribute}", None)
