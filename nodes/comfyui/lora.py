@@ -20,6 +20,7 @@ import comfy.utils
 import torch
 
 from ...offload_core.run import is_wrapper
+from .fitting import fitting
 
 # 0.26 moved it from model_patcher to utils.
 _string_to_seed = getattr(comfy.utils, "string_to_seed", None) or getattr(
@@ -44,9 +45,9 @@ class PatchAtUse:
         self, key: str, patches: list[Any], module: torch.nn.Module, stored_dtype: torch.dtype
     ) -> None:
         self.key = key
-        self.patches = patches
         self.stored_dtype = stored_dtype
         self._attribute = key.rsplit(".", 1)[1]
+        self.patches = fitting(patches, getattr(module, self._attribute, None), key)
         # Weak: the module holds its weight functions.
         self._module = weakref.ref(module)
 

@@ -17,8 +17,9 @@ import torch
 from comfy.patcher_extension import CallbacksMP
 
 from ...offload_core.run import BASE_NAME, Companion, LayerEngine, PatchedWeight
-from ...offload_core.values import EngineState, Placement, size_text
+from ...offload_core.values import EngineState, Placement
 from ..models.attachment import Attachment, attachment_of
+from ..models.load_line import load_line
 from .arrival import MergedOnArrival
 from .host import device_room_bytes
 from .lora import PatchAtUse, forget_merged
@@ -119,14 +120,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             self._patch_arrivals()
             attachment.load(offered, room)
             patched = self._wire_patches(force_patch_weights)
-            memory = engine.snapshot().memory
-            _LOG.info(
-                "%s: %s on the device (%s of it slots), %d weights patched at use",
-                type(self.model).__name__,
-                size_text(memory.device_bytes),
-                size_text(memory.slot_bytes),
-                patched,
-            )
+            self._log_load(patched)
             self._tell_core(device_to, patched)
             for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
                 callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
@@ -255,6 +249,16 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         for key in hooked - frozenset(self.hook_backup):
             if key in private:
                 private.restore(key)
+
+    def _log_load(self, patched: int) -> None:
+        """Once: the core loads before each run, and mostly nothing has changed."""
+        attachment = self.attachment
+        snapshot = attachment.engine.snapshot()
+        name = attachment.model_id or type(self.model).__name__
+        line = load_line(name, snapshot, attachment.activation_bytes, patched)
+        if line != attachment.told:
+            attachment.told = line
+            _LOG.info("Courier: %s", line)
 
     def _make_private(self, key: str) -> None:
         private = self.attachment.private

@@ -81,6 +81,8 @@ class Attachment:
     activation_bytes: int = 0
     measured_activations: dict[tuple[int, ...], int] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
+    told: str = ""
+    """What the log said of the last load."""
 
     def budget_within(self, offered_bytes: int | None, room_bytes: int | None = None) -> Budget:
         """The budget to load with when the core offers ``offered_bytes`` for weights (None: all).
