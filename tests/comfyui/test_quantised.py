@@ -89,3 +89,11 @@ def test_only_what_lies_on_no_boundary_is_copied(quantised_lines: Lines) -> None
 
 def test_a_run_that_ends_inside_a_patched_layer_leaves_no_patch(quantised_lines: Lines) -> None:
     passes(quantised_lines, "interrupted", 12)
+
+
+def test_a_patched_layer_still_multiplies_in_fp8_where_the_device_does(
+    quantised_lines: Lines,
+) -> None:
+    if "fp8" not in said(quantised_lines, "known"):
+        pytest.skip(f"ComfyUI {said(quantised_lines, 'version')[0]} does not read fp8")
+    passes(quantised_lines, "native_fp8", 7)

@@ -268,6 +268,27 @@ def askew() -> None:
             near(f"{how.name}: smallest {at_least}, planned {promised}", at_least, promised, 0.01)
 
 
+def native_fp8() -> None:
+    """Where a device multiplies fp8 itself, a patched layer does too, as the core's merged one."""
+    how = next(how for how in FORMATS if how.name == "fp8")
+    if how.name not in known_formats():
+        return
+    before = management.supports_fp8_compute
+    management.supports_fp8_compute = lambda device=None: True
+    try:
+        with quantised(how) as file:
+            stock = comfy.sd.load_diffusion_model(str(file))
+            layer = stock.model.get_submodule("diffusion_model.blocks.0.self_attn.q")
+            check("the core would multiply in fp8", not layer._full_precision_mm)
+            want = {kind: bootstrap.sample(patched(stock, kind)) for kind in ("plain", "lora")}
+            for plan, budget in budgets_of(file).items():
+                for kind in want:
+                    got = bootstrap.sample(patched(courier(file, budget), kind))
+                    same(f"{plan}, {kind}: equal", got, want[kind])
+    finally:
+        management.supports_fp8_compute = before
+
+
 class Stopped(BaseException):
     """As Ctrl-C: no exception that a hook after a forward hears of."""
 
@@ -339,6 +360,7 @@ PARTS = {
     "compute_dtype": compute_dtype,
     "askew": askew,
     "interrupted": interrupted,
+    "native_fp8": native_fp8,
 }
 SAVED = ("fp8_old", "fp8_header", "int8_convrot", "nvfp4", "convrot_w4a4", "asym_w4a8")
 
