@@ -81,3 +81,19 @@ def test_merged_model_is_the_stock_one_whichever_of_the_two_is_quantised(
 def test_patches_are_computed_in_the_dtype_of_this_comfyui(quantised_lines: Lines) -> None:
     # Older ones have no choice, and there is nothing else to compare.
     passes(quantised_lines, "compute_dtype", 17 if "fp8" in said(quantised_lines, "known") else 1)
+
+
+def test_only_what_lies_on_no_boundary_is_copied(quantised_lines: Lines) -> None:
+    passes(quantised_lines, "askew", 6 * (2 if "int8" in said(quantised_lines, "known") else 1))
+
+
+def test_a_run_that_ends_inside_a_patched_layer_leaves_no_patch(quantised_lines: Lines) -> None:
+    passes(quantised_lines, "interrupted", 12)
+
+
+def test_a_patched_layer_still_multiplies_in_fp8_where_the_device_does(
+    quantised_lines: Lines,
+) -> None:
+    if "fp8" not in said(quantised_lines, "known"):
+        pytest.skip(f"ComfyUI {said(quantised_lines, 'version')[0]} does not read fp8")
+    passes(quantised_lines, "native_fp8", 7)

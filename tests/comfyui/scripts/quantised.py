@@ -116,7 +116,11 @@ def one_format(how: Format) -> None:
                 same(f"{plan}, {kind}: equal", got, wanted[kind])
                 streams = plan != "whole"
                 check(f"{plan}, {kind}: {shipped} bytes streamed", (shipped > 0) == streams)
-            same(f"{plan}: clean once more", bootstrap.sample(model), wanted["plain"])
+            model.courier_engine.sleep()
+            model.courier_engine.wake()
+            same(
+                f"{plan}: clean once more, after a sleep", bootstrap.sample(model), wanted["plain"]
+            )
 
 
 def sizes(how: Format) -> None:
@@ -239,6 +243,78 @@ def compute_dtype() -> None:
     known.clear()
 
 
+def askew() -> None:
+    """A header of an odd length: what has to lie on a boundary is copied, and only that."""
+    for how in FORMATS:
+        if how.name not in known_formats() or how.name not in ("fp8_header", "int8_channel"):
+            continue
+        with quantised(how, rest=torch.float32) as file:
+            want = bootstrap.sample(comfy.sd.load_diffusion_model(str(file)))
+            text = file.read_bytes()
+            length = int.from_bytes(text[:8], "little")
+            longer = (length + 1).to_bytes(8, "little") + text[8 : 8 + length] + b" "
+            file.write_bytes(longer + text[8 + length :])
+            wide = sum(one.nbytes for one in load_file(file).values() if one.dtype.itemsize > 1)
+            for plan, budget in budgets_of(file).items():
+                model = courier(file, values.Budget(budget.device_bytes, 1 << 30))
+                same(f"{how.name}, {plan}: equal", bootstrap.sample(model), want)
+            copied = model.courier_engine.snapshot().memory.copied_bytes
+            check(f"{how.name}: {copied} bytes are copies, of {wide} wide ones", copied == wide)
+            asked = dry_run.DryRun(str(file), vram_gib=1.0, host_gib=1.0, activation_gib=0.0)
+            planned = dry_run.dry_run(asked)
+            check(f"{how.name}: plan says so", planned["planned"]["host_copied_bytes"] == wide)
+            at_least = smallest_of(model.courier_engine)
+            promised = planned["smallest"]["device_bytes"]
+            near(f"{how.name}: smallest {at_least}, planned {promised}", at_least, promised, 0.01)
+
+
+def native_fp8() -> None:
+    """Where a device multiplies fp8 itself, a patched layer does too, as the core's merged one."""
+    how = next(how for how in FORMATS if how.name == "fp8")
+    if how.name not in known_formats():
+        return
+    before = management.supports_fp8_compute
+    management.supports_fp8_compute = lambda device=None: True
+    try:
+        with quantised(how) as file:
+            stock = comfy.sd.load_diffusion_model(str(file))
+            layer = stock.model.get_submodule("diffusion_model.blocks.0.self_attn.q")
+            check("the core would multiply in fp8", not layer._full_precision_mm)
+            want = {kind: bootstrap.sample(patched(stock, kind)) for kind in ("plain", "lora")}
+            for plan, budget in budgets_of(file).items():
+                for kind in want:
+                    got = bootstrap.sample(patched(courier(file, budget), kind))
+                    same(f"{plan}, {kind}: equal", got, want[kind])
+    finally:
+        management.supports_fp8_compute = before
+
+
+class Stopped(BaseException):
+    """As Ctrl-C: no exception that a hook after a forward hears of."""
+
+
+def interrupted() -> None:
+    """A run that ends inside a patched layer leaves nothing of the patch behind."""
+
+    def stop(module: Any, args: Any, output: Any) -> None:
+        raise Stopped
+
+    with quantised(next(how for how in FORMATS if how.name == "fp8_header")) as file:
+        for plan, budget in budgets_of(file).items():
+            model = courier(file, budget)
+            clean, lora = bootstrap.sample(model), bootstrap.sample(patched(model, "lora"))
+            layer = model.model.get_submodule("diffusion_model.blocks.1.self_attn.q")
+            for after, want in (("plain", clean), ("lora", lora)):
+                handle = layer.register_forward_hook(stop)
+                try:
+                    bootstrap.sample(patched(model, "lora"))
+                    check(f"{plan}: it was stopped", False)
+                except Stopped:
+                    handle.remove()
+                same(f"{plan}, {after}: equal", bootstrap.sample(patched(model, after)), want)
+                check(f"{plan}, {after}: nothing is left", "weight" not in layer.__dict__)
+
+
 def near(what: str, one: int, other: int, share: float) -> None:
     check(what, abs(one - other) <= share * other)
 
@@ -282,6 +358,9 @@ PARTS = {
     "saving": saving,
     "merging": merging,
     "compute_dtype": compute_dtype,
+    "askew": askew,
+    "interrupted": interrupted,
+    "native_fp8": native_fp8,
 }
 SAVED = ("fp8_old", "fp8_header", "int8_convrot", "nvfp4", "convrot_w4a4", "asym_w4a8")
 

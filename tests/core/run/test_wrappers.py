@@ -20,7 +20,7 @@ from offload_core.plan import find_block_lists
 from offload_core.run import LayerEngine, is_wrapper, over_originals, tensor_bytes
 from offload_core.run.weights import take_inventory
 from offload_core.run.wrappers import Recipe, Site, Wrapper, WrapperBinding
-from offload_core.values import Budget, EngineState
+from offload_core.values import Budget, EngineConfig, EngineState, Switches
 
 ROWS, COLUMNS = 48, 64
 PLANS = (0, 15, 50, 85, 100)
@@ -543,3 +543,15 @@ def test_a_state_dict_can_be_taken_wherever_the_model_was_made(
                 assert pair.is_exact()
             taken, wanted = pair.module.state_dict(), pair.plain.state_dict()
             assert torch.equal(taken["blocks.3.coded"].plain(), wanted["blocks.3.coded"].plain())
+
+
+def test_the_self_check_looks_at_what_wrappers_hold(
+    make: Callable[..., Pair], engine_over: Over, share_of: Callable[..., int]
+) -> None:
+    pair = make(4)
+    backend = FakeBackend()
+    config = EngineConfig(switches=Switches(self_check=True, poison=True))
+    engine = engine_of(engine_over, pair, backend=backend, config=config)
+    engine.load(Budget(share_of(engine, 30), 0))
+    with engine.run():
+        assert pair.is_exact()
