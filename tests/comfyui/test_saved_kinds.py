@@ -19,6 +19,14 @@ from .saved_graphs import KINDS, OUTPUT, PACK
 
 FEWEST = 3
 """Of each kind."""
+WRONG_PAGES = {
+    ("groups", "1.49.6"): "this page itself reads some values of a group node one place off",
+    (
+        "proxy orders",
+        "1.58.1",
+    ): "this page itself sends null for a widget without a value",
+}
+"""Where we differ on purpose: docs/headless.md."""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,8 @@ def exported(page: Page, graph: Any) -> tuple[Any, datetime.datetime]:
 def test_a_kind_of_graph_becomes_what_the_page_makes_of_it(
     page: Page, object_info: Any, page_version: str, kind: str
 ) -> None:
+    if (kind, page_version) in WRONG_PAGES:
+        pytest.skip(WRONG_PAGES[kind, page_version])
     convert, texts = headless_module("convert.convert"), headless_module("workflow.texts")
     graphs = KINDS[kind]()
     assert len(graphs) >= FEWEST
