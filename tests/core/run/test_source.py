@@ -30,6 +30,9 @@ class Stack(nn.Module):
             weight = torch.randint(0, 256, (size,), dtype=torch.uint8)
             self.register_parameter(f"w{index:02}", nn.Parameter(weight, requires_grad=False))
 
+    def forward(self) -> None:
+        """What cannot be called is no layer."""
+
 
 SIZES = (10_000, 5_000, 300, 0, 20_000, 9_000, 4_096)
 
@@ -406,6 +409,9 @@ class Mixed(nn.Module):
         self.e = nn.Parameter(torch.randn(3).half())
         self.f = nn.Parameter(torch.empty(0, 2).bfloat16())
         self.g = nn.Parameter(torch.arange(4, dtype=torch.int16), requires_grad=False)
+
+    def forward(self) -> None:
+        """What cannot be called is no layer."""
 
 
 def test_neighbours_that_are_rounded_alike_share_one_span(
