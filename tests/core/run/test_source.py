@@ -457,7 +457,7 @@ def test_nothing_is_rounded_where_nothing_was_asked_for(
 
 
 def test_eight_bit_numbers_are_never_rounded_into_each_other() -> None:
-    model = nn.ModuleList([nn.Module()])
+    model = nn.ModuleList([Stack(())])
     model[0].w = nn.Parameter(torch.zeros(8).to(torch.float8_e4m3fn), requires_grad=False)
     found = take_inventory(model, find_block_lists(model), [], {"0.w": torch.float8_e5m2}).layers[0]
     assert found.weights[0].device_dtype is torch.float8_e4m3fn
