@@ -31,9 +31,16 @@ class LoadRecorder(TorchDispatchMode):
     Threads: the one that entered it, and only that one is recorded.
     """
 
-    def __init__(self, sources: Iterable[torch.Tensor]) -> None:
-        """``sources``: the file's tensors; views of them count as they do."""
+    def __init__(
+        self, sources: Iterable[torch.Tensor], moves_to: torch.device | None = None
+    ) -> None:
+        """
+        Args:
+            sources: the file's tensors; views of them count as they do.
+            moves_to: another name of the CPU, for which torch would copy.
+        """
         super().__init__()
+        self._moves_to = moves_to
         self._sources = {_address(one) for one in sources if _is_plain(one) and one.numel()}
         # By the address of their storage. The tensors are held, so no address comes twice.
         self._loads: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -93,13 +100,17 @@ class LoadRecorder(TorchDispatchMode):
 
     def _converted(self, weight: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
         """An empty weight, or one that would be filled, in another dtype: just as empty, or to be
-        filled with the same. None where that is not the same as converting what it would hold."""
+        filled with the same. A tensor of the file that is moved to where it lies: itself. None
+        where that is not the same as converting what it holds or would hold."""
         device, dtype = kwargs.get("device"), kwargs.get("dtype")
         if not _is_plain(weight) or not weight.numel() or not weight.is_contiguous():
             return None
         if device is not None and torch.device(device).type != "cpu":
             return None
         address = _address(weight)
+        if address in self._sources:
+            moves = device == self._moves_to and dtype in (None, weight.dtype)
+            return weight.detach() if moves else None
         load = self._loads.get(address)
         if load is None and address not in self._empty:
             return None

@@ -56,7 +56,8 @@ def build_text_encoder(
     names = " and ".join(one.name for one in checkpoints)
     state_dicts = [_prepared(one) for one in checkpoints]
     tensors = [list(_tensors(one)) for one in state_dicts]
-    recorder = LoadRecorder(tensor for one in tensors for tensor in one)
+    sources = (tensor for one in tensors for tensor in one)
+    recorder = LoadRecorder(sources, _NOT_THE_LOAD_DEVICE)
     clip = _constructed(state_dicts, clip_type, device, recorder, names)
     _refuse_useless_files(checkpoints, tensors, clip.cond_stage_model, recorder)
     note = "; ".join(filter(None, [one.note for one in checkpoints]))
@@ -75,7 +76,7 @@ def build_checkpoint_encoder(
         state_dict: the encoder's own weights.
     Raises: as ``build_text_encoder``.
     """
-    recorder = LoadRecorder(_tensors(state_dict))
+    recorder = LoadRecorder(_tensors(state_dict), _NOT_THE_LOAD_DEVICE)
     more = {}
     if "state_dict" in inspect.signature(comfy.sd.CLIP.__init__).parameters:
         more = {"state_dict": state_dict, "disable_dynamic": True}
@@ -181,8 +182,10 @@ def _addresses(weight: torch.Tensor, recorder: LoadRecorder) -> Iterator[int]:
     source = recorder.source_of(weight)
     if source is not None:
         yield source.untyped_storage().data_ptr()
-    elif hasattr(weight.data, "__tensor_flatten__") and type(weight.data) is not torch.Tensor:
-        for name in weight.data.__tensor_flatten__()[0]:
-            yield getattr(weight.data, name).untyped_storage().data_ptr()
-    else:
-        yield weight.untyped_storage().data_ptr()
+        return
+    held = weight.data  # each look at it makes another wrapper
+    if type(held) is torch.Tensor:
+        yield held.untyped_storage().data_ptr()
+    elif hasattr(held, "__tensor_flatten__"):
+        for name in held.__tensor_flatten__()[0]:
+            yield getattr(held, name).untyped_storage().data_ptr()
