@@ -34,6 +34,9 @@ _EVERYTHING_BYTES = 1 << 60
 class CourierPatcher(comfy.model_patcher.ModelPatcher):
     """See the head of this file. Clones are made by the core and share model and engine.
 
+    What overrides a method of the core's takes arguments that a newer one may give it, and passes
+    them on where the core's own method is called.
+
     Threads: the prompt worker, as for the core's own patchers.
     """
 
@@ -49,25 +52,27 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         """The engine, for whoever is handed a MODEL and asks where its layers are."""
         return self.attachment.engine
 
-    def model_size(self) -> int:
+    def model_size(self, *_: Any, **__: Any) -> int:
         """What will be on the device: the core makes room for this much before it loads."""
         return self.attachment.planned_bytes()
 
-    def loaded_size(self) -> int:
+    def loaded_size(self, *_: Any, **__: Any) -> int:
         """What is on the device now: resident weights and slots."""
         return self.attachment.engine.snapshot().memory.device_bytes
 
-    def get_ram_usage(self) -> int:
+    def get_ram_usage(self, *_: Any, **__: Any) -> int:
         """Host memory held: copies and page locks. Pages of the file are the system's."""
         return self.attachment.engine.snapshot().memory.host_bytes
 
-    def get_key_patches(self, filter_prefix: str | None = None) -> dict[str, list[Any]]:
+    def get_key_patches(
+        self, filter_prefix: str | None = None, **more: Any
+    ) -> dict[str, list[Any]]:
         """As the core's, for nodes that merge models: they keep the weights that they are given.
 
         A layer's place on the device would outlive its layer there, and a weight that was merged
         for a save has its patches in it already; a home is neither.
         """
-        found = super().get_key_patches(filter_prefix)
+        found = super().get_key_patches(filter_prefix, **more)
         homes = self.attachment.homes
         for key, patches in found.items():
             if key in homes:
@@ -86,10 +91,10 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             stored_of=lambda key: stored.get(f"{prefix}{key}"),
         )
 
-    def pin_weight_to_device(self, key: str) -> None:
+    def pin_weight_to_device(self, key: str, *_: Any, **__: Any) -> None:
         """Nothing: the core would register the mapping without the read-only flag."""
 
-    def unpin_weight(self, key: str) -> None:
+    def unpin_weight(self, key: str, *_: Any, **__: Any) -> None:
         """Nothing: see ``pin_weight_to_device``."""
 
     def load(
@@ -98,6 +103,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         lowvram_model_memory: float = 0,
         force_patch_weights: bool = False,
         full_load: bool = False,
+        **more: Any,
     ) -> None:
         """Load within the user's budget and the core's offer in bytes, and wire the patches.
 
@@ -127,7 +133,11 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             self.apply_hooks(self.forced_hooks, force_apply=True)
 
     def partially_load(
-        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
+        self,
+        device_to: torch.device,
+        extra_memory: float = 0,
+        force_patch_weights: bool = False,
+        **more: Any,
     ) -> int:
         """Load with ``extra_memory`` more than now. A changed LoRA re-wires and reloads nothing.
 
@@ -141,7 +151,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             self.unpatch_model(self.offload_device, unpatch_weights=False)
             self.patch_model(load_weights=False)
             try:
-                self.load(device_to, before + extra_memory, force_patch_weights)
+                self.load(device_to, before + extra_memory, force_patch_weights, **more)
             except BaseException:
                 # The core retries nothing here; leave the model as if it had not been asked.
                 self.detach()
@@ -153,6 +163,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         device_to: torch.device,
         memory_to_free: float = 0,
         force_patch_weights: bool = False,
+        **more: Any,
     ) -> int:
         """Free at least ``memory_to_free`` device bytes if a smaller plan can; the bytes freed.
 
@@ -176,7 +187,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             return before - self.loaded_size()
 
     def unpatch_model(
-        self, device_to: torch.device | None = None, unpatch_weights: bool = True
+        self, device_to: torch.device | None = None, unpatch_weights: bool = True, **more: Any
     ) -> None:
         """Give the device and the page locks back; parameters are the file's views again.
 
@@ -192,7 +203,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             self.attachment.private.restore_all()
             self.attachment.engine.unload()
         # Without a device: the core would call model.to(), which turns views into copies.
-        super().unpatch_model(None, unpatch_weights)
+        super().unpatch_model(None, unpatch_weights, **more)
         if unpatch_weights and device_to is not None:
             self.model.device = device_to
 
@@ -241,10 +252,10 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         self._make_private(key)
         super().patch_cached_hook_weights(cached_weights, key, *args, **kwargs)
 
-    def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
+    def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None, **more: Any) -> None:
         """The core restores what it wrote; then the original parameters come back."""
         hooked = frozenset(self.hook_backup)
-        super().unpatch_hooks(whitelist_keys_set)
+        super().unpatch_hooks(whitelist_keys_set, **more)
         private = self.attachment.private
         for key in hooked - frozenset(self.hook_backup):
             if key in private:

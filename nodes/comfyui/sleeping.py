@@ -38,15 +38,17 @@ class CoreEntry(comfy.model_management.LoadedModel):
         self._forget = weakref.finalize(patcher.model, comfy.model_management.cleanup_models)
         self._forget.atexit = False
 
-    def is_dead(self) -> bool:
+    def is_dead(self, *_: Any, **__: Any) -> bool:
         """Nobody can use it any more."""
         return self.model is None
 
-    def model_unload(self, memory_to_free: Any = None, unpatch_weights: bool = True) -> bool:
+    def model_unload(
+        self, memory_to_free: Any = None, unpatch_weights: bool = True, **more: Any
+    ) -> bool:
         """There is nothing to free; the entry stays, or the core would forget that it sleeps."""
         if self.is_asleep:
             return False
-        return bool(super().model_unload(memory_to_free, unpatch_weights))
+        return bool(super().model_unload(memory_to_free, unpatch_weights, **more))
 
     def leave(self) -> None:
         """Sleep no more."""

@@ -125,3 +125,13 @@ def test_a_client_that_does_not_read_is_sent_nothing_and_the_others_hear_everyth
     done, more = asyncio.run(hear_orders(gated, 6))
     assert len(set(done)) >= 5
     assert more <= 0
+
+
+def test_what_a_run_tells_of_its_failure_names_no_folder(gated: ComfyUIHost) -> None:
+    """Everybody may read it."""
+    client = gated.client
+    run = client.request("/courier/v1/runs", {"prompt": {"1": node("BadFile")}})
+    until(lambda: bool(client.request(f"/courier/v1/runs/{run['id']}")["error"]))
+    error = client.request(f"/courier/v1/runs/{run['id']}")["error"]
+    assert "No such file or directory: '.../wan.safetensors'" in error["message"]
+    assert "/no/such" not in str(client.request("/courier/v1/runs"))

@@ -440,7 +440,7 @@ def malformed(bench: Bench) -> dict[str, tuple[bytes, int, str]]:
         "a jpeg": (b"\xff\xd8\xff\xe0" + b"0" * 99, 3, "is a JPEG"),
         "half a picture": (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", 3, "is a damaged picture"),
         "too deep": (b"[" * 50_000, 3, "nested too deeply"),
-        "group nodes": (json.dumps(ui).encode(), 3, "group nodes of an older ComfyUI: node 1"),
+        "group nodes": (json.dumps(ui).encode(), 3, "node 1 (workflow>Mine) is a group node"),
         "a node {}": (text_of(bench, n1={}), 4, "node 1 (no class): has no class_type"),
         "a missing class": (
             text_of(bench, n1=node("UNETLoadr")), 4, "the nearest names: UNETLoader",

@@ -316,13 +316,15 @@ def test_an_untouched_workflow_runs_under_a_budget(bench: Bench, tmp_path: Path)
     file = tmp_path / "stock.json"
     file.write_text(json.dumps(prompt))
     stock = bench.client.wait(bench.client.start(prompt).id)
-    done = bench.run("run", str(file), "--courier", "--vram", "0.004", "--ram", "0", "--json")
+    done = bench.run("run", str(file), "--courier", "--vram", "0.1", "--ram", "0", "--json")
     assert done.status == 0, done.err
     run = bench.client.run(done.json["id"])
     assert bench.pixels(run) == bench.pixels(stock)
-    model = run.raw["models"][-1]
-    assert model["budgets"] == {"device_bytes": int(0.004 * 2**30), "host_bytes": 0}
-    assert model["counts"]["mapped"] > 0
+    models = run.raw["models"]
+    # Each of the three has the figure; the text encoder alone is larger than that.
+    wanted = {"device_bytes": int(0.1 * 2**30), "host_bytes": 0}
+    assert [model["budgets"] for model in models] == [wanted] * 3
+    assert sum(model["counts"]["mapped"] > 0 for model in models) == 1
 
 
 def test_the_dry_run_finds_the_layers_that_the_server_finds(bench: Bench) -> None:

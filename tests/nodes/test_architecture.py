@@ -186,3 +186,20 @@ def a_circle(arrows: dict[str, set[str]]) -> list[str] | None:
 def test_a_circle_would_be_found() -> None:
     assert a_circle({"a": {"b"}, "b": {"c"}, "c": set()}) is None
     assert a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("patcher", "CourierPatcher"), ("sleeping", "CoreEntry")]
+)
+def test_what_a_newer_comfyui_gives_a_method_of_ours_is_taken(file: str, name: str) -> None:
+    """Nearly every public method there overrides one of the core's, which grow arguments."""
+    tree = ast.parse((ROOT / "nodes" / "comfyui" / f"{file}.py").read_text(encoding="utf-8"))
+    (found,) = (part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == name)
+    methods = [part for part in found.body if isinstance(part, ast.FunctionDef)]
+    ours = {"attachment", "courier_engine", "leave", "__init__"}
+    strict = [
+        method.name
+        for method in methods
+        if method.args.kwarg is None and method.name not in ours and method.name[0] != "_"
+    ]
+    assert strict == []

@@ -65,4 +65,19 @@ async def fill(request: web.Request) -> web.Response:
     return web.json_response({"unsent": transport.get_write_buffer_size()})
 
 
-NODE_CLASS_MAPPINGS = {"GatedModel": GatedModel}
+class BadFile:
+    CATEGORY = "test"
+    OUTPUT_NODE = True
+    RETURN_TYPES = ()
+    FUNCTION = "run"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Any:
+        return {"required": {}}
+
+    def run(self) -> Any:
+        with open("/no/such/folder of mine/wan.safetensors"):
+            return ()
+
+
+NODE_CLASS_MAPPINGS = {"GatedModel": GatedModel, "BadFile": BadFile}

@@ -24,8 +24,11 @@ import server  # noqa: E402, F401
 
 _numbers = itertools.count()
 _MISSING = object()
-NODES = {"CourierBudget", "CourierLoadDiffusionModel", "CourierSleepModel", "CourierStatus",
-         "CourierWakeModel"}  # fmt: skip
+NODES = {
+    "CourierBudget", "CourierLoadCLIP", "CourierLoadCheckpoint", "CourierLoadDiffusionModel",
+    "CourierLoadDualCLIP", "CourierLoadQuadrupleCLIP", "CourierLoadTripleCLIP", "CourierLoadVAE",
+    "CourierSleepModel", "CourierStatus", "CourierWakeModel",
+}  # fmt: skip
 LINES: list[str] = []
 
 
