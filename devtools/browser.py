@@ -1,4 +1,4 @@
-"""A Chromium for the panel's tests: found, or installed where we may."""
+"""A Chromium and the proxies for the tests: found, or installed where we may."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 from devtools.console import DevError, Progress
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-INSTALL = (("apt-get", "update", "-q"), ("apt-get", "install", "-y", "-q", "chromium"))
+UPDATE = ("apt-get", "update", "-q")
+INSTALL = ("apt-get", "install", "-y", "-q")
+SERVERS = {"nginx": "nginx-light", "caddy": "caddy", "openssl": "openssl"}
+"""Programs that the tests of the HTTP door start, by Debian's packages."""
 
 
 def find_chromium() -> str | None:
@@ -38,13 +41,35 @@ def ensure_chromium() -> str:
             "the panel's tests need Chromium or Chrome and none was found; install one (on Debian "
             "as root: apt-get install chromium) or name it in CHROMIUM_PATH"
         )
-    with Progress("Installing Chromium") as progress:
-        for command in INSTALL:
-            _run(list(command), progress)
+    _install("Chromium", ["chromium"])
     found = find_chromium()
     if not found:
         raise DevError("apt-get installed chromium, and still there is no chromium to run")
     return found
+
+
+def ensure_servers() -> None:
+    """nginx, Caddy and openssl; the same, but without a word where they are."""
+    missing = {name: package for name, package in SERVERS.items() if _server(name) is None}
+    if not missing:
+        return
+    names, packages = ", ".join(missing), " ".join(missing.values())
+    if not may_install():
+        raise DevError(
+            f"the tests of the HTTP door need {names}; install them (on Debian as root: apt-get "
+            f"install {packages})"
+        )
+    _install(names, list(missing.values()))
+
+
+def _server(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+
+
+def _install(what: str, packages: list[str]) -> None:
+    with Progress(f"Installing {what}") as progress:
+        _run(list(UPDATE), progress)
+        _run([*INSTALL, *packages], progress)
 
 
 def _run(command: list[str], progress: Progress) -> None:
@@ -55,7 +80,8 @@ def _run(command: list[str], progress: Progress) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        # RUNLEVEL: what is installed is not to be started as a service, which listens to everybody.
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"},
     )
     assert process.stdout is not None
     tail: list[str] = []

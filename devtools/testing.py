@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from devtools.browser import ensure_chromium
+from devtools.browser import ensure_chromium, ensure_servers
 from devtools.console import DevError, say
 from devtools.lint import lint
 from devtools.paths import Paths
@@ -21,6 +21,7 @@ WORKER_BYTES = 5 << 30
 def run_tests(paths: Paths, prepared: Prepared, pytest_arguments: list[str]) -> int:
     """Run all, also after one has failed. pytest goes last, so that its line closes the output."""
     chromium = ensure_chromium()
+    ensure_servers()
     say(f"ComfyUI {prepared.program.path}, browser {chromium}")
     failures = {"lint": lint(paths) != 0, "node": not _node_tests_pass(paths)}
     failed = [name for name, has_failed in failures.items() if has_failed]

@@ -32,7 +32,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """own.pem and own.key, for 127.0.0.1; other.pem and other.key, for another host."""
     if shutil.which("openssl") is None:
-        pytest.skip("making a certificate needs the command openssl, which is not here")
+        pytest.fail("making a certificate needs the command openssl: dev.py test installs it")
     folder = tmp_path_factory.mktemp("certificates")
     for name, host in (("own", "IP:127.0.0.1"), ("other", "DNS:gpu-box")):
         subprocess.run(

@@ -84,7 +84,7 @@ def nginx(tmp_path: Path) -> Proxy:
     """``nginx(location)``: one server with that content of its ``location /``."""
     program = shutil.which("nginx")
     if program is None:
-        pytest.skip("needs nginx: apt-get install nginx-light")
+        pytest.fail("needs nginx: dev.py test installs it, or apt-get install nginx-light")
 
     def start(location: str) -> Any:
         port = free_port()
@@ -110,7 +110,7 @@ def caddy(tmp_path: Path) -> Proxy:
     """``caddy(site)``: one site with that content."""
     program = shutil.which("caddy")
     if program is None:
-        pytest.skip("needs caddy: apt-get install caddy")
+        pytest.fail("needs caddy: dev.py test installs it, or apt-get install caddy")
 
     def start(site: str) -> Any:
         port = free_port()
