@@ -364,9 +364,11 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
             return None
         if not hasattr(module, "comfy_cast_weights"):
             return None
+        stored = self.attachment.stored_dtypes.get(key, weight.dtype)
+        if self.attachment.engine.patchable(module, attribute) is not stored:
+            return None
         at_use = self._patch(key)
-        on_device = self.attachment.engine.patchable(module, attribute)
-        if on_device is not at_use.stored_dtype or not at_use.is_plain:
+        if not at_use.is_plain:
             return None
         wrappers = list(self.weight_wrapper_patches.get(key, ()))
         # A layer that is used out of its turn is used from home, where its weights are clean.

@@ -78,7 +78,7 @@ def test_it_starts_one_runs_and_ends_it_wherever_it_is_called_from(
     folder.mkdir()
     (folder / "a 猫.json").write_text(json.dumps(prompt), encoding="utf-8")
     done = bench.run(
-        "run", "a 猫.json".encode(), *arguments, "--courier", "--vram", "0.004", "--save", "out",
+        "run", "a 猫.json".encode(), *arguments, "--courier", "--vram", "0.1", "--save", "out",
         "--json", folder=folder, LC_ALL="C", PYTHONUTF8="0", OMP_NUM_THREADS="1",
     )  # fmt: skip
     assert done.status == 0, done.err
