@@ -80,7 +80,7 @@ class CourierPatcher(comfy.model_patcher.ModelPatcher):
         return found
 
     def model_state_dict_for_saving(
-        self, model: torch.nn.Module | None = None, prefix: str = ""
+        self, model: torch.nn.Module | None = None, prefix: str = "", **more: Any
     ) -> dict[str, torch.Tensor]:
         """As the core's, of what it would have held after a load of its own."""
         stored = self.attachment.stored_dtypes
